@@ -1,0 +1,306 @@
+"""Result tables: tidy CSVs that survive kill -9, resume by key, and never mix two configurations.
+
+A table is one CSV, a row per measurement, with a provenance file ``<stem>.provenance.json`` beside it. The
+rules:
+
+* the columns and their types are fixed when the table is opened, and every row is checked against them;
+* some columns form the key; no key occurs twice, and :meth:`Table.has` tells what is already measured;
+* every append replaces the file in one step (temporary file, fsync, rename), so that a reader or a killed
+  writer leaves the rows of an append all there or none; a last line torn elsewhere is dropped, to be
+  measured again;
+* the bytes depend on the values alone (:mod:`repro.fields`): no dates, no durations. What varies from run to
+  run goes into the provenance, timings into a table of their own;
+* a table whose provenance names another configuration, seed or checkpoint is refused, not resumed;
+* one writer at a time: the file is locked (flock) from the first row to :meth:`Table.close`.
+
+An append writes the whole file anew, which takes a few milliseconds up to some ten thousand rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro.fields import KINDS, format_line, format_value, is_field, parse_line
+from repro.provenance import IDENTITY, Provenance
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; everything else works there
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def provenance_path(path: Path | str) -> Path:
+    """``results/m/cosine.csv`` -> ``results/m/cosine.provenance.json``."""
+    return Path(path).with_suffix(".provenance.json")
+
+
+def read(path: Path | str) -> pandas.DataFrame:
+    """A table as a pandas DataFrame. Only empty fields and ``nan`` are missing values: a scheme may be
+    "none".
+
+    Raises FileNotFoundError if there is no such table, ValueError if it has no rows.
+    """
+    import pandas
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no table at {path}; write it with `repro run`, or name another CSV")
+    if len(path.read_bytes().splitlines()) < 2:
+        raise ValueError(f"{path} has no rows yet; fill it with `repro run`, or name another CSV")
+    return pandas.read_csv(path, keep_default_na=False, na_values=["", "nan"])
+
+
+class Table:
+    """A tidy CSV, opened to add rows (a context manager, to release its lock).
+
+    Args:
+        path: the CSV; its folder is made when the first row is written.
+        columns: name -> str, int, float or bool, in the order of the file.
+        key_columns: the columns that identify a row. They may not be None or nan.
+        provenance: what produces the rows (:func:`repro.provenance.collect`), written beside the CSV before
+            its first row; a later session that adds rows is recorded there under "resumed".
+        fresh: delete an existing table instead of resuming it.
+
+    Raises ValueError, in one line that says what to do, if an existing table has other columns, is damaged
+    elsewhere than in its last line, comes from another configuration, seed or checkpoint, lacks its
+    provenance, or is being written by another process.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        columns: Mapping[str, type],
+        key_columns: Sequence[str],
+        *,
+        provenance: Provenance,
+        fresh: bool = False,
+    ):
+        self.path = Path(path)
+        self.columns = dict(columns)
+        self.key_columns = tuple(key_columns)
+        self.repaired = ""
+        """The torn last line that was dropped on opening; empty if there was none."""
+        if unknown := [c for c in self.key_columns if c not in self.columns]:
+            raise ValueError(
+                f"key columns {unknown} are not among the columns {list(self.columns)}; add them"
+            )
+        if wrong := [c for c, kind in self.columns.items() if kind not in KINDS]:
+            raise ValueError(f"columns {wrong} have unknown types; expected str, int, float or bool")
+        self._provenance = json.loads(json.dumps(dict(provenance), default=str))
+        self._recorded = False
+        self._rows: dict[tuple[str, ...], str] = {}  # key -> line
+        self._fd: int | None = None
+        self._lock_path()
+        try:
+            if fresh:
+                self.path.unlink(missing_ok=True)
+                provenance_path(self.path).unlink(missing_ok=True)
+                self.close()
+            else:
+                self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self) -> None:
+        if not self.path.exists():
+            return
+        *lines, torn = self.path.read_bytes().decode(errors="replace").split("\n")
+        self.repaired = (
+            torn  # even if it looks whole: without its line break, its last number may lack digits
+        )
+        if lines and lines[0] != format_line(self.columns):
+            raise ValueError(
+                f"{self.path} has the columns {lines[0]}, expected {format_line(self.columns)}; "
+                "pass another --out, or --fresh to replace it"
+            )
+        for number, line in enumerate(lines[1:], start=2):
+            fields = dict(zip(self.columns, parse_line(line), strict=False))
+            broken = len(fields) != len(parse_line(line)) or len(fields) != len(self.columns)
+            broken = broken or not all(is_field(fields[c], kind) for c, kind in self.columns.items())
+            key = () if broken else self._key(fields)
+            if broken or key in self._rows:
+                fault = "not a row of this table" if broken else f"{self._describe(key)} a second time"
+                raise ValueError(
+                    f"{self.path} is damaged at line {number} ({fault}); "
+                    "restore the file, or pass --fresh to measure everything again"
+                )
+            self._rows[key] = line
+        if self._rows:
+            self._check_provenance()
+
+    def _check_provenance(self) -> None:
+        beside = provenance_path(self.path)
+        remedy = "pass another --out to keep both, or --fresh to replace it"
+        try:
+            there = json.loads(beside.read_text())
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} lacks {beside.name}, which tells its settings; {remedy}") from None
+        except ValueError:
+            raise ValueError(
+                f"{beside} is not readable JSON, so the table's settings are unknown; {remedy}"
+            ) from None
+        if differences := _differences(there, self._provenance):
+            raise ValueError(f"{self.path} was made with {'; '.join(differences)}: {remedy}")
+
+    def _key(self, fields: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(fields[c] for c in self.key_columns)
+
+    def _describe(self, key: tuple[str, ...]) -> str:
+        return " ".join(f"{c}={v}" for c, v in zip(self.key_columns, key, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def has(self, **key: Any) -> bool:
+        """Whether the row with this key is there. Raises ValueError unless given exactly the key columns."""
+        if set(key) != set(self.key_columns):
+            raise ValueError(f"the key of {self.path.name} is {list(self.key_columns)}, got {list(key)}")
+        return tuple(format_value(key[c], self.columns[c]) for c in self.key_columns) in self._rows
+
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Add rows, all or none of them; on return they are on disk.
+
+        Raises ValueError if a row's columns are not the table's, a value has the wrong type, or its key is
+        there.
+        """
+        added: dict[tuple[str, ...], str] = {}
+        for row in rows:
+            key, line = self._encode(row)
+            if key in self._rows or key in added:
+                raise ValueError(
+                    f"{self.path} already has {self._describe(key)}; ask has() before measuring it again"
+                )
+            added[key] = line
+        if not added:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._claim()
+        if not self._recorded:
+            self._write_provenance()
+        lines = [format_line(self.columns), *self._rows.values(), *added.values()]
+        locked = _write_atomically(self.path, "".join(f"{line}\n" for line in lines), self._lock)
+        self.close()
+        self._fd = locked
+        self._rows.update(added)
+
+    def _encode(self, row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+        if set(row) != set(self.columns):
+            lacks, unknown = sorted(set(self.columns) - set(row)), sorted(set(row) - set(self.columns))
+            raise ValueError(
+                f"a row of {self.path.name} lacks the columns {lacks} and has unknown ones {unknown}"
+            )
+        fields = {}
+        for column, kind in self.columns.items():
+            try:
+                fields[column] = format_value(row[column], kind)
+            except ValueError as error:
+                raise ValueError(f"column {column!r} of {self.path.name}: {error}") from None
+            if column in self.key_columns and fields[column] in ("", "nan"):
+                raise ValueError(
+                    f"key column {column!r} of {self.path.name} is {row[column]}; it needs a value"
+                )
+        return self._key(fields), format_line(fields.values())
+
+    def _write_provenance(self) -> None:
+        beside = provenance_path(self.path)
+        content = self._provenance
+        if self._rows:
+            content = json.loads(beside.read_text())
+            session = {k: v for k, v in self._provenance.items() if k not in IDENTITY}
+            content.setdefault("resumed", []).append({"rows_before": len(self._rows), **session})
+        os.close(_write_atomically(beside, json.dumps(content, indent=2) + "\n"))
+        self._recorded = True
+
+    # The lock. A file that replaces another is locked before it gets its name, so that the name is never
+    free.
+
+    def _lock(self, fd: int) -> None:
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._in_use() from None
+        except OSError:
+            pass  # some cluster file systems have no locks: there it is on the user not to start a run twice
+
+    def _in_use(self) -> ValueError:
+        return ValueError(
+            f"another process is writing {self.path}; wait for it to end, or pass another --out"
+        )
+
+    def _lock_path(self, create: bool = False) -> None:
+        while create or self.path.exists():
+            self._fd = os.open(self.path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
+            try:
+                self._lock(self._fd)
+                if os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
+                    return
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                self.close()
+                raise
+            self.close()  # replaced or deleted between our open and our lock: look again
+
+    def _claim(self) -> None:
+        """Take the lock of a table that did not exist on opening."""
+        if self._fd is None:
+            self._lock_path(create=True)
+            if os.fstat(self._fd or 0).st_size and not self._rows:
+                self.close()
+                raise self._in_use()
+
+    def close(self) -> None:
+        """Release the lock. Safe to call twice."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", None) is not None:
+            self.close()
+
+
+def _write_atomically(path: Path, content: str, prepare: Any = None) -> int:
+    """Replace ``path`` in one step, after ``prepare(fd)``. Returns the new file's open descriptor."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        if prepare is not None:
+            prepare(fd)
+        with open(fd, "w", encoding="utf-8", newline="", closefd=False) as file:
+            file.write(content)
+        os.fsync(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The settings in which two provenances are not the same run, as "batch=4, not the 8 asked for now"."""
+    found = []
+    for field in IDENTITY:
+        old, new = there.get(field), wanted.get(field)
+        if isinstance(old, dict) and isinstance(new, dict):
+            pairs = [(k, old.get(k), new.get(k)) for k in {**old, **new}]
+        else:
+            pairs = [(field, old, new)]
+        found += [f"{name}={a}, not the {b} asked for now" for name, a, b in pairs if a != b]
+    return found
