@@ -1,8 +1,7 @@
 """Where a result comes from: the settings, the code, the libraries and the machine that made it.
 
 A provenance is a plain JSON mapping. Three fields say *which* result it is and must agree for a table to be
-resumed: the configuration, the seed and the checkpoint's hash (:data:`IDENTITY`). The rest says how it came
-    about.
+resumed: the configuration, the seed and the checkpoint's hash (:data:`IDENTITY`). The rest tells how.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def checkpoint_sha256(path: Path | str) -> str:
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
         name = file.relative_to(path)
         hidden = any(part.startswith((".", "__")) for part in name.parts)
-        if not file.is_file() or hidden or file.suffix.lower() in {".md", ".png", ".jpg", ".py"}:
+        if not file.is_file() or hidden or file.suffix.lower() in {".md", ".png", ".jpg"}:
             continue
         with open(file, "rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,17 +1,15 @@
 """Result tables: tidy CSVs that survive kill -9, resume by key, and never mix two configurations.
 
-A table is one CSV, a row per measurement, with a provenance file ``<stem>.provenance.json`` beside it. The
-rules:
+A table is one CSV, a row per measurement, with a provenance file ``<stem>.provenance.json`` beside it.
 
-* the columns and their types are fixed when the table is opened, and every row is checked against them;
-* some columns form the key; no key occurs twice, and :meth:`Table.has` tells what is already measured;
-* every append replaces the file in one step (temporary file, fsync, rename), so that a reader or a killed
-  writer leaves the rows of an append all there or none; a last line torn elsewhere is dropped, to be
-  measured again;
-* the bytes depend on the values alone (:mod:`repro.fields`): no dates, no durations. What varies from run to
-  run goes into the provenance, timings into a table of their own;
-* a table whose provenance names another configuration, seed or checkpoint is refused, not resumed;
-* one writer at a time: the file is locked (flock) from the first row to :meth:`Table.close`.
+* The columns and their types are fixed when the table is opened, and every row is checked against them.
+* Some columns form the key: no key occurs twice, and :meth:`Table.has` tells what is already measured.
+* An append replaces the file in one step (temporary file, fsync, rename): a reader sees all its rows or none,
+  and so does the next run after a kill. A last line that was torn elsewhere is dropped, to be measured again.
+* The bytes depend on the values alone (:mod:`repro.fields`): no dates, no durations. What varies from run
+  to run goes into the provenance, timings into a table of their own.
+* A table whose provenance names another configuration, seed or checkpoint is refused, not resumed.
+* One writer at a time: the file is locked (flock) from its first row to :meth:`Table.close`.
 
 An append writes the whole file anew, which takes a few milliseconds up to some ten thousand rows.
 """
@@ -42,8 +40,7 @@ def provenance_path(path: Path | str) -> Path:
 
 
 def read(path: Path | str) -> pandas.DataFrame:
-    """A table as a pandas DataFrame. Only empty fields and ``nan`` are missing values: a scheme may be
-    "none".
+    """A table as a DataFrame. Only empty fields and ``nan`` are missing: "none" is a name.
 
     Raises FileNotFoundError if there is no such table, ValueError if it has no rows.
     """
@@ -64,7 +61,7 @@ class Table:
         path: the CSV; its folder is made when the first row is written.
         columns: name -> str, int, float or bool, in the order of the file.
         key_columns: the columns that identify a row. They may not be None or nan.
-        provenance: what produces the rows (:func:`repro.provenance.collect`), written beside the CSV before
+        provenance: what makes the rows (:func:`repro.provenance.collect`), written beside the CSV before
             its first row; a later session that adds rows is recorded there under "resumed".
         fresh: delete an existing table instead of resuming it.
 
@@ -219,8 +216,7 @@ class Table:
         os.close(_write_atomically(beside, json.dumps(content, indent=2) + "\n"))
         self._recorded = True
 
-    # The lock. A file that replaces another is locked before it gets its name, so that the name is never
-    free.
+    # The lock. A new file is locked before it takes the old one's name, so that the name is never free.
 
     def _lock(self, fd: int) -> None:
         if fcntl is None:

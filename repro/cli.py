@@ -1,0 +1,201 @@
+"""The command ``repro``: ``repro run EXPERIMENT`` measures a table and draws it, ``repro plot EXPERIMENT``
+redraws it.
+
+An experiment is a module with ``Config`` (a dataclass, whose fields become options), ``run(config) -> Path``
+of the CSV and ``plot(csv) -> Path`` of the figure. :data:`EXPERIMENTS` lists them; only the one asked for is
+imported.
+
+Exit status: 0 done; 2 bad input, with one line on stderr that says what is wrong and what to do; 130
+interrupted (the rows written so far are kept: the same command resumes). Anything else is a bug and shows
+its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union
+
+import tyro
+
+from repro.console import note
+
+
+class Experiment(NamedTuple):
+    """Where an experiment lives, and what it is in one line."""
+
+    module: str
+    summary: str
+
+
+EXPERIMENTS = {
+    "cosine": Experiment(
+        "experiments.cosine", "How close each scheme's gradient is to the exact one, per group."
+    ),
+}
+
+PACKAGES = tuple(
+    f"{Path(__file__).resolve().parent.parent / name}{os.sep}" for name in ("repro", "experiments")
+)
+"""A ValueError raised in these folders was written for the user; one from elsewhere is a bug."""
+
+BAD_PATHS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (the process's own by default); returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        call = _parse(arguments)
+        if isinstance(call, int):
+            return call
+        if call.threads < 0:
+            raise ValueError(f"--threads is {call.threads}, expected 1 or more; leave it out for all cores")
+        if call.threads:
+            import torch
+
+            torch.set_num_threads(call.threads)
+        call.command.execute()
+        return 0
+    except KeyboardInterrupt:
+        note("repro: interrupted; finished rows are kept, rerun the same command to resume")
+        return 130
+    except BrokenPipeError:  # `repro ... | head`: nobody reads on, which is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        if not _is_for_the_user(error):
+            raise
+        note("repro: " + " ".join(str(error).split()))
+        return 2
+
+
+def _is_for_the_user(error: BaseException) -> bool:
+    if isinstance(error, BAD_PATHS):
+        return True
+    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
+    return isinstance(error, ValueError) and str(Path(innermost).resolve()).startswith(PACKAGES)
+
+
+class Run:
+    """Measure an experiment's table, or finish one that was interrupted, and draw its figure."""
+
+    experiment: str
+    config: Any
+
+    def execute(self) -> None:
+        module = importlib.import_module(EXPERIMENTS[self.experiment].module)
+        csv = module.run(self.config)
+        print(f"table   {csv}\nfigure  {module.plot(csv)}")
+
+
+class Plot:
+    """Draw an experiment's figure again, from its CSV alone."""
+
+    experiment: str
+    csv: tuple[Path, ...]
+
+    def execute(self) -> None:
+        again = f"write one with `repro run {self.experiment}` or name another CSV"
+        tables = self.csv or tuple(sorted(Path("results").glob(f"*/{self.experiment}.csv")))
+        if not tables:
+            raise FileNotFoundError(f"there is no results/*/{self.experiment}.csv here; {again}")
+        for table in tables:
+            if not table.is_file():
+                raise FileNotFoundError(f"there is no table {table}; {again}")
+        module = importlib.import_module(EXPERIMENTS[self.experiment].module)
+        for table in tables:
+            print(f"figure  {module.plot(table)}")
+
+
+def _listing() -> str:
+    return "\n".join(f"{name}: {experiment.summary}" for name, experiment in EXPERIMENTS.items())
+
+
+def _grammar(arguments: Sequence[str]) -> Any:
+    """The type of the command line: ``run`` has the options of the experiment that ``arguments`` name."""
+    which = tyro.conf.arg(help=_listing())
+    name = Annotated[Literal[tuple(EXPERIMENTS)], tyro.conf.Positional, which]  # type: ignore[valid-type]
+    csvs = tyro.conf.arg(metavar="[CSV ...]", help="All of results/*/EXPERIMENT.csv unless given.")
+    run_fields: list[Any] = [("experiment", name)]
+    about = Run.__doc__
+    if asked_for := next((a for a in arguments if a in EXPERIMENTS), None):
+        config = importlib.import_module(EXPERIMENTS[asked_for].module).Config
+        run_fields += [("config", config)]
+        about = config.__doc__
+    run = dataclasses.make_dataclass("Run", run_fields, bases=(Run,))
+    plot_fields = [("experiment", name), ("csv", Annotated[tuple[Path, ...], tyro.conf.Positional, csvs], ())]
+    plot = dataclasses.make_dataclass("Plot", plot_fields, bases=(Plot,))
+    command = Union[  # noqa: UP007  (the members are values, not names)
+        Annotated[run, tyro.conf.subcommand("run", description=about)],
+        Annotated[plot, tyro.conf.subcommand("plot", description=Plot.__doc__)],
+    ]
+    threads = Annotated[int, tyro.conf.arg(metavar="N", help="CPU threads, 0 for all cores.")]
+    return dataclasses.make_dataclass("Repro", [("command", command), ("threads", threads, 0)])
+
+
+def _parse(arguments: Sequence[str]) -> Any:
+    """The parsed call, or an exit status if there is nothing left to do (help was shown, or the error told)."""
+    asked_for_help = not arguments or any(a in ("-h", "--help") for a in arguments)
+    complaint = io.StringIO()
+    columns = os.environ.get("COLUMNS")
+    try:
+        if not asked_for_help:
+            os.environ["COLUMNS"] = "10000"  # tyro draws boxes; unwrapped they can be read back as a line
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                _grammar(arguments),
+                args=list(arguments) or ["--help"],
+                prog="repro",
+                description=f"The JAGG paper's tables, one command each.\n\nExperiments\n{_listing()}",
+                config=(
+                    tyro.conf.OmitArgPrefixes,
+                    tyro.conf.OmitSubcommandPrefixes,
+                    tyro.conf.CascadeSubcommandArgs,
+                ),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            return 0
+        note("repro: " + _one_line(complaint.getvalue()))
+        return 2
+    finally:
+        if columns is None:
+            os.environ.pop("COLUMNS", None)
+        else:
+            os.environ["COLUMNS"] = columns
+
+
+def _one_line(box: str) -> str:
+    """tyro's boxed complaint as one line: what is wrong; what was expected; where the help is."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    sections: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.startswith(("╭", "╰")):
+            continue
+        content = line.strip("│ ")
+        if content and set(content) == {"─"}:
+            sections.append([])
+        elif content:
+            sections[-1].append(content)
+    parts = [" ".join(section).rstrip(".") for section in sections if section]
+    for pattern, replacement in _REWORDINGS:
+        parts = [re.sub(pattern, replacement, part) for part in parts]
+    return "; ".join(parts)
+
+
+_REWORDINGS = (
+    (r"^For full helptext, (?:run|see):? (.*)$", r"see `\1`"),
+    (r"^Argument helptext:", "expected"),
+    (r"'command\.(\w+)'", r"\1"),
+    (r" in repro [^;]*? --help", ""),
+    (r" \((?:default: [^)]*|required)\)", ""),
+)
