@@ -46,7 +46,11 @@ def shifted_sigmas(num_steps: int, shift: float) -> Tensor:
     Equal to diffusers' FlowMatchEulerDiscreteScheduler with a static shift; a pipeline with dynamic shifting
     by mu uses shift = exp(mu). The early code has shift 3.
 
-    Returns: (num_steps + 1,) float64 on the CPU, strictly decreasing from 1 to 0.
+    Returns:
+        (num_steps + 1,) float64 on the CPU, strictly decreasing from 1 to 0.
+
+    Raises:
+        ValueError: if num_steps < 1 or shift is not above 0.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps}, expected at least 1: ask for one sampling step or more")
@@ -176,14 +180,19 @@ class ODE(_LinearKernel):
 def log_prob(next_latents: Tensor, mean: Tensor, std: Tensor, batch_dims: int = 2) -> Tensor:
     """Log-density of `next_latents` under N(mean, std^2 I), averaged over the latent dimensions.
 
-    The mean, not the sum (early code), so that the importance ratio does not depend on resolution; all normal
-    constants included; at least float32.
+    The mean, not the sum (early code): the log-ratio's scale then does not grow with resolution. All normal
+    constants are included; computed in at least float32.
 
-    next_latents, mean: (..., *shape), the first `batch_dims` dimensions (steps, samples) kept, the rest
-        averaged.
-    std: broadcastable with them. Returns: (m, B) for batch_dims = 2.
+    Args:
+        next_latents, mean: (m, B, *shape), or with other leading dimensions, `batch_dims` of them.
+        std: broadcastable with the two.
+        batch_dims: leading dimensions to keep (steps, samples); the others are averaged.
 
-    Raises ValueError where std is 0, as the density is then degenerate.
+    Returns:
+        (m, B), the leading dimensions.
+
+    Raises:
+        ValueError: where std is 0, as the density is then degenerate.
     """
     if not bool((std > 0).all()):
         raise ValueError(
