@@ -52,7 +52,7 @@ BAD_PATHS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryEr
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (the process's own by default); returns the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         call = _parse(arguments)
         if isinstance(call, int):
@@ -117,25 +117,24 @@ class Plot:
 
 
 def _listing() -> str:
-    return "\n".join(f"{name}: {experiment.summary}" for name, experiment in EXPERIMENTS.items())
+    return "\n".join(f"- {name}: {experiment.summary}" for name, experiment in EXPERIMENTS.items())
 
 
 def _grammar(arguments: Sequence[str]) -> Any:
-    """The type of the command line: ``run`` has the options of the experiment that ``arguments`` name."""
+    """The type of the command line; ``run`` gets the options of the experiment that is named."""
     which = tyro.conf.arg(help=_listing())
     name = Annotated[Literal[tuple(EXPERIMENTS)], tyro.conf.Positional, which]  # type: ignore[valid-type]
     csvs = tyro.conf.arg(metavar="[CSV ...]", help="All of results/*/EXPERIMENT.csv unless given.")
     run_fields: list[Any] = [("experiment", name)]
-    about = Run.__doc__
-    if asked_for := next((a for a in arguments if a in EXPERIMENTS), None):
-        config = importlib.import_module(EXPERIMENTS[asked_for].module).Config
-        run_fields += [("config", config)]
-        about = config.__doc__
-    run = dataclasses.make_dataclass("Run", run_fields, bases=(Run,))
-    plot_fields = [("experiment", name), ("csv", Annotated[tuple[Path, ...], tyro.conf.Positional, csvs], ())]
-    plot = dataclasses.make_dataclass("Plot", plot_fields, bases=(Plot,))
+    if asked_for := [a for a in arguments if a in EXPERIMENTS]:
+        config = importlib.import_module(EXPERIMENTS[asked_for[0]].module).Config
+        run_fields.append(("config", config))
+    run: Any = dataclasses.make_dataclass("Run", run_fields, bases=(Run,))
+    paths = Annotated[tuple[Path, ...], tyro.conf.Positional, csvs]
+    plot_fields: list[Any] = [("experiment", name), ("csv", paths, ())]
+    plot: Any = dataclasses.make_dataclass("Plot", plot_fields, bases=(Plot,))
     command = Union[  # noqa: UP007  (the members are values, not names)
-        Annotated[run, tyro.conf.subcommand("run", description=about)],
+        Annotated[run, tyro.conf.subcommand("run", description=Run.__doc__)],
         Annotated[plot, tyro.conf.subcommand("plot", description=Plot.__doc__)],
     ]
     threads = Annotated[int, tyro.conf.arg(metavar="N", help="CPU threads, 0 for all cores.")]
@@ -143,19 +142,19 @@ def _grammar(arguments: Sequence[str]) -> Any:
 
 
 def _parse(arguments: Sequence[str]) -> Any:
-    """The parsed call, or an exit status if there is nothing left to do (help was shown, or the error told)."""
-    asked_for_help = not arguments or any(a in ("-h", "--help") for a in arguments)
+    """The parsed call, or an exit status if nothing is left to do: help was shown, or the error told."""
+    grammar = _grammar(arguments)
     complaint = io.StringIO()
     columns = os.environ.get("COLUMNS")
     try:
-        if not asked_for_help:
+        if not {"-h", "--help"} & set(arguments):
             os.environ["COLUMNS"] = "10000"  # tyro draws boxes; unwrapped they can be read back as a line
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(
-                _grammar(arguments),
-                args=list(arguments) or ["--help"],
+                grammar,
+                args=arguments,
                 prog="repro",
-                description=f"The JAGG paper's tables, one command each.\n\nExperiments\n{_listing()}",
+                description=f"The JAGG paper's tables, one command each.\n{_listing()}",
                 config=(
                     tyro.conf.OmitArgPrefixes,
                     tyro.conf.OmitSubcommandPrefixes,
@@ -165,7 +164,9 @@ def _parse(arguments: Sequence[str]) -> Any:
     except SystemExit as stop:
         if stop.code in (0, None):
             return 0
-        note("repro: " + _one_line(complaint.getvalue()))
+        words = [a for a in arguments if a in ("run", "plot")][:1]
+        words += [a for a in arguments if a in EXPERIMENTS][:1]
+        note(f"repro: {_one_line(complaint.getvalue())}; see `{' '.join(['repro', *words])} --help`")
         return 2
     finally:
         if columns is None:
@@ -175,26 +176,24 @@ def _parse(arguments: Sequence[str]) -> Any:
 
 
 def _one_line(box: str) -> str:
-    """tyro's boxed complaint as one line: what is wrong; what was expected; where the help is."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    """tyro's boxed complaint as one line: what is wrong; what was expected."""
     sections: list[list[str]] = [[]]
-    for line in text.splitlines():
-        if line.startswith(("╭", "╰")):
-            continue
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
         content = line.strip("│ ")
         if content and set(content) == {"─"}:
             sections.append([])
-        elif content:
+        elif content and line.startswith("│"):
             sections[-1].append(content)
-    parts = [" ".join(section).rstrip(".") for section in sections if section]
+    parts = [" ".join(section) for section in sections]
     for pattern, replacement in _REWORDINGS:
         parts = [re.sub(pattern, replacement, part) for part in parts]
-    return "; ".join(parts)
+    return "; ".join(stripped for part in parts if (stripped := part.strip(". ")))
 
 
 _REWORDINGS = (
-    (r"^For full helptext, (?:run|see):? (.*)$", r"see `\1`"),
+    (r"^For full helptext.*$", ""),
     (r"^Argument helptext:", "expected"),
+    (r"^Error parsing command\.config: ", ""),
     (r"'command\.(\w+)'", r"\1"),
     (r" in repro [^;]*? --help", ""),
     (r" \((?:default: [^)]*|required)\)", ""),
