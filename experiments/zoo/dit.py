@@ -89,7 +89,7 @@ def flux_pipeline(vae: nn.Module, captions: tuple[str, ...]) -> FluxPipeline:
 
 
 def qwen_pipeline(vae: nn.Module, captions: tuple[str, ...]) -> QwenImagePipeline:
-    """An untrained Qwen-Image: 4 dual-stream blocks of width 168, a Qwen2.5-VL language model of two layers."""
+    """An untrained Qwen-Image: 4 dual-stream blocks of width 160, a Qwen2.5-VL language model of two layers."""
     tokenizer = build_qwen_tokenizer(captions, vocab_size=1800)
     token_id = tokenizer.convert_tokens_to_ids
     text = Qwen2_5_VLConfig(
@@ -126,10 +126,10 @@ def qwen_pipeline(vae: nn.Module, captions: tuple[str, ...]) -> QwenImagePipelin
         in_channels=4 * LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
         num_layers=4,
-        attention_head_dim=56,
-        num_attention_heads=3,
+        attention_head_dim=40,
+        num_attention_heads=4,
         joint_attention_dim=128,
-        axes_dims_rope=(8, 24, 24),
+        axes_dims_rope=(8, 16, 16),
     )
     return QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),

@@ -1,0 +1,88 @@
+"""What one update learns from: each prompt's images, their rewards and the trajectories that made them.
+
+For a prompt, a group of images is sampled by a stochastic sampler from one and the same initial noise (early
+code), decoded and scored; rewards become advantages within the group. Every prompt has random streams of its
+own, from (seed, index) alone, so its experience does not depend on the other prompts of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from repro.grpo import group_advantages
+from repro.rollout import Trajectory, sample
+from repro.sde import Kernel
+
+if TYPE_CHECKING:
+    from repro.backbones import Backbone, Conditioning
+    from repro.rewards import Scorer
+
+
+@dataclass(frozen=True, eq=False)
+class Experience:
+    """One prompt's group of B images.
+
+    Attributes:
+        prompt: the text.
+        conditioning: of the B samples, encoded.
+        trajectory: of the B samples, S sampling steps.
+        images: (B, 3, H, W) in [0, 1].
+        rewards: (B,), as the scorer gave them.
+        advantages: (B,), normalised within the group and clipped.
+    """
+
+    prompt: str
+    conditioning: Conditioning
+    trajectory: Trajectory
+    images: Tensor
+    rewards: Tensor
+    advantages: Tensor
+
+
+def gather(
+    backbone: Backbone,
+    scorer: Scorer,
+    prompts: Sequence[str],
+    *,
+    images_per_prompt: int,
+    sigmas: Tensor,
+    kernel: Kernel | Sequence[Kernel],
+    seed: int,
+    guidance: float = 1.0,
+    advantage_clip: float = 5.0,
+    policy_version: int = 0,
+) -> Iterator[Experience]:
+    """Sample, decode and score, one prompt at a time.
+
+    Args:
+        backbone: the policy.
+        scorer: the reward.
+        prompts: one group each.
+        images_per_prompt: B, at least 2, or there is nothing to compare a reward with.
+        sigmas: (S + 1,), the sampler's noise levels.
+        kernel: the sampler's transition, or one a step.
+        seed: with a prompt's index, of its initial noise and its sampling noise.
+        guidance: true classifier-free guidance, 1 for none.
+        advantage_clip: largest absolute advantage.
+        policy_version: the trajectories', see `repro.rollout.Trajectory`.
+    """
+    from repro.backbones import bind
+
+    if images_per_prompt < 2:
+        raise ValueError(f"{images_per_prompt} images a prompt cannot be compared: take 2 or more")
+    for i, prompt in enumerate(prompts):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + i)
+        conditioning = backbone.encode([prompt], negative=guidance > 1).repeat(images_per_prompt)
+        noise = torch.randn(1, *backbone.latent_shape(), generator=generator)
+        noise = noise.expand(images_per_prompt, *noise.shape[1:]).to(backbone.device)
+        velocity = bind(backbone, conditioning, sigmas, guidance)
+        trajectory = sample(velocity, noise, sigmas, kernel, generator, policy_version)
+        images = backbone.decode(trajectory.final)
+        rewards = scorer(images, [prompt] * images_per_prompt)
+        advantages = group_advantages(rewards[None], advantage_clip)[0].to(noise.device)
+        yield Experience(prompt, conditioning, trajectory, images, rewards, advantages)
