@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import repro
+
 # Nothing in the tests may reach for the hub; must be set before huggingface_hub is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -196,6 +198,18 @@ def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_flux(tmp_path_factory.mktemp("models") / "flux")
 
 
-@pytest.fixture(scope="session")
-def qwen_image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_qwen_image(tmp_path_factory.mktemp("models") / "qwen-image")
+ZOO = Path(repro.__file__).parent / "zoo"
+MODELS = {"random-flux": build_flux, "random-qwen-image": build_qwen_image}
+
+
+def bundled(*names: str) -> list[str]:
+    """Those of the names that this tree ships."""
+    return [name for name in names if (ZOO / name).is_dir()]
+
+
+@pytest.fixture(scope="session", params=[*MODELS, *bundled("tiny-flux", "tiny-qwen-image")])
+def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A diffusers folder of either family, random or bundled."""
+    if request.param in MODELS:
+        return MODELS[request.param](tmp_path_factory.mktemp("models") / request.param)
+    return ZOO / request.param
