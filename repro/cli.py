@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union
@@ -27,6 +28,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 import tyro
 
 from repro.console import note
+from repro.provenance import ROOT
 
 
 class Experiment(NamedTuple):
@@ -42,9 +44,7 @@ EXPERIMENTS = {
     ),
 }
 
-PACKAGES = tuple(
-    f"{Path(__file__).resolve().parent.parent / name}{os.sep}" for name in ("repro", "experiments")
-)
+PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("repro", "experiments"))
 """A ValueError raised in these folders was written for the user; one from elsewhere is a bug."""
 
 BAD_PATHS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -149,7 +149,7 @@ def _parse(arguments: Sequence[str]) -> Any:
     try:
         if not {"-h", "--help"} & set(arguments):
             os.environ["COLUMNS"] = "10000"  # tyro draws boxes; unwrapped they can be read back as a line
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), warnings.catch_warnings(action="ignore"):
             return tyro.cli(
                 grammar,
                 args=arguments,
@@ -180,9 +180,9 @@ def _one_line(box: str) -> str:
     sections: list[list[str]] = [[]]
     for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
         content = line.strip("│ ")
-        if content and set(content) == {"─"}:
+        if content and not content.strip("─-"):
             sections.append([])
-        elif content and line.startswith("│"):
+        elif content and line.startswith(("│", "  ")):  # two blanks where stdout is not UTF-8
             sections[-1].append(content)
     parts = [" ".join(section) for section in sections]
     for pattern, replacement in _REWORDINGS:
