@@ -71,7 +71,7 @@ def imports(path: Path) -> set[str]:
 
 
 def test_the_core_imports_torch_and_itself_alone():
-    """So that it can be lifted out: the core and whatever it imports from this package, followed to the end."""
+    """So that it can be lifted out: the core and all that it imports from this package, to the end."""
     seen: set[str] = set()
     waiting = {f"repro.{module}" for module in CORE}
     while waiting:
