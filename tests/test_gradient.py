@@ -39,6 +39,12 @@ def hats(times: torch.Tensor) -> Scheme:
     return Scheme("hats", times, (0, 3, 7), weights)
 
 
+def swapped(times: torch.Tensor) -> Scheme:
+    """Each end of a group of 8 gets what the other should: an anchor that does not concern itself."""
+    straight = jagg(times, 8)
+    return Scheme("swapped", times, straight.anchors, straight.weights.flip(1))
+
+
 def per_sample(times: torch.Tensor) -> Scheme:
     g = torch.Generator().manual_seed(4)
     weights = torch.rand(4, 2, 5, generator=g).double()
@@ -60,6 +66,7 @@ SCHEMES = {
     "subset": lambda t: step_subset(t, [1, 4, 6], rescale=True),
     "hats": hats,
     "dense": dense,
+    "swapped": swapped,
     "per-sample": per_sample,
 }
 CANNOT_CORRECT = {"sum", "dense", "per-sample"}
