@@ -193,9 +193,61 @@ def _write_card(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_flux(tmp_path_factory.mktemp("models") / "flux")
+def build_hpsv2(folder: Path, *, image_size: int = SIZE) -> Path:
+    """A random HPSv2-style folder: open_clip's config and tokenizer, and a .pt with a state_dict."""
+    import open_clip
+
+    from experiments.zoo.tokenizers import build_clip_tokenizer
+
+    torch.manual_seed(0)
+    tokenizer = build_clip_tokenizer(CAPTIONS, vocab_size=2000, max_length=16)
+    model_config = {
+        "embed_dim": 32,
+        "vision_cfg": {"image_size": image_size, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
+        "text_cfg": {
+            "context_length": 16,
+            "vocab_size": len(tokenizer),
+            "width": 32,
+            "heads": 2,
+            "layers": 2,
+            "hf_tokenizer_name": "tokenizer.json",
+        },
+    }
+    preprocess_config = {"mean": [0.5, 0.45, 0.4], "std": [0.3, 0.25, 0.2]}
+    tokenizer.save_pretrained(folder)
+    config = {"model_cfg": model_config, "preprocess_cfg": preprocess_config}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    torch.save({"state_dict": open_clip.CLIP(**model_config).state_dict()}, folder / "hpsv2.pt")
+    return folder
+
+
+def build_clip(folder: Path) -> Path:
+    """A random PickScore- or CLIPScore-style folder: transformers' CLIPModel and CLIPProcessor."""
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
+
+    from experiments.zoo.tokenizers import build_clip_tokenizer
+
+    torch.manual_seed(0)
+    tokenizer = build_clip_tokenizer(CAPTIONS, vocab_size=2000, max_length=16)
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config={
+            **tower,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": tokenizer.model_max_length,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        vision_config={**tower, "image_size": SIZE, "patch_size": 8},
+        projection_dim=32,
+    )
+    image_processor = CLIPImageProcessor(
+        size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE}
+    )
+    CLIPModel(config).save_pretrained(folder)
+    CLIPProcessor(image_processor=image_processor, tokenizer=tokenizer).save_pretrained(folder)
+    return folder
 
 
 ZOO = Path(repro.__file__).parent / "zoo"
@@ -203,8 +255,9 @@ MODELS = {"random-flux": build_flux, "random-qwen-image": build_qwen_image}
 
 
 def bundled(*names: str) -> list[str]:
-    """Those of the names that this tree ships."""
-    return [name for name in names if (ZOO / name).is_dir()]
+    """Those of the names that this tree ships, complete."""
+    index = ("model_index.json", "open_clip_config.json", "config.json")
+    return [name for name in names if any((ZOO / name / file).exists() for file in index)]
 
 
 @pytest.fixture(scope="session", params=[*MODELS, *bundled("tiny-flux", "tiny-qwen-image")])

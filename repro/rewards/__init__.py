@@ -1,0 +1,58 @@
+"""Scorers: images and their prompts to one number each.
+
+>>> from repro.rewards import load
+>>> score = load("hpsv2:tiny-hpsv2")                      # bundled; or a path, or a hub id
+>>> rewards = score(images, prompts)                      # (B, 3, H, W) in [0, 1], B texts -> (B,)
+
+| spec | without a source |
+|---|---|
+| ``hpsv2[:SOURCE]`` | HPSv2.1 from the hub, xswu/HPSv2 |
+| ``pickscore[:SOURCE]`` | yuvalkirstain/PickScore_v1 |
+| ``clipscore[:SOURCE]`` | openai/clip-vit-large-patch14 |
+| ``package.module:function`` | your own: function(images, prompts) -> B numbers |
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import torch
+
+from repro.rewards.base import Scorer, UserScorer
+
+SCORERS = ("hpsv2", "pickscore", "clipscore")
+
+__all__ = ["Scorer", "load"]
+
+
+def load(spec: str, device: torch.device | str = "cpu") -> Scorer:
+    """The scorer that `spec` names; see the table above.
+
+    Args:
+        spec: scorer and, after a colon, where its weights are; or a function of your own. Its module is
+            looked for as Python does and in the working directory.
+        device: where the scorer's weights live; images are moved there.
+
+    Raises:
+        ValueError: in one line, what is wrong with `spec` and what to do.
+    """
+    kind, _, source = spec.partition(":")
+    if kind in SCORERS:
+        return importlib.import_module(f"repro.rewards.{kind}").load(source or None, device)
+    if not source:
+        raise ValueError(
+            f"no scorer {spec}: pass {', '.join(SCORERS)}, each optionally with :SOURCE, or your own as "
+            "package.module:function"
+        )
+    if os.getcwd() not in sys.path:  # an installed command does not have it
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(kind)
+    except ImportError as error:
+        raise ValueError(f"no scorer {spec}: importing {kind} failed ({error})") from error
+    function = getattr(module, source, None)
+    if not callable(function):
+        raise ValueError(f"no scorer {spec}: {kind} has no function {source}")
+    return UserScorer(spec, function)
