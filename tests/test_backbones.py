@@ -272,7 +272,7 @@ def test_load_says_in_one_line_what_is_wrong(model_folder: Path, tmp_path: Path)
         str(tmp_path / "torn"): "not valid JSON",
         str(tmp_path / "holed"): "cannot load .*holed as a",
         str(tmp_path / "nowhere"): "no model",
-        "no-such-bundled-model": "bundled name, a diffusers folder or a hub id",
+        "no-such-bundled-model": "bundled name, an existing path or a hub id",
         "nobody/nothing": "the hub gave no model_index.json",
     }.items():
         with pytest.raises(ValueError, match=message) as caught:

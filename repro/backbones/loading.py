@@ -54,7 +54,7 @@ def load(
     try:
         with no_progress_bars() if card else nullcontext():
             pipeline = family.pipeline_class().from_pretrained(
-                source, dtype=dtype, local_files_only=folder is not None
+                source, dtype=dtype, local_files_only=folder is not None, use_safetensors=True
             )
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"cannot load {model} as a {name}: {first_line(error)}") from error
