@@ -20,8 +20,8 @@ STAMP := $(VENV)/installed-$(KEY)
 # --no-compile: half a minute less; Python compiles a module when it is first used.
 # hpsv2 pins pytest 7.2.0 and protobuf < 4, for nothing that is used here, so it comes without its dependencies.
 define INSTALL
-$(BIN) -m pip install --no-compile --no-input --disable-pip-version-check --quiet -e '.[dev]'
-$(BIN) -m pip install --no-compile --no-input --disable-pip-version-check --quiet --no-deps hpsv2==1.2.0 clint args
+$(BIN) -m pip install --no-compile --no-input --disable-pip-version-check -qq -e '.[dev]'
+$(BIN) -m pip install --no-compile --no-input --disable-pip-version-check -qq --no-deps hpsv2==1.2.0 clint args
 endef
 
 install: $(STAMP)
