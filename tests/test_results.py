@@ -270,7 +270,7 @@ from pathlib import Path
 from repro.results import Table
 columns = {"cell": int, "part": int, "value": float}
 with Table(sys.argv[1], columns, ["cell", "part"], provenance={"config": {}, "seed": 0}) as table:
-    for cell in range(100):
+    for cell in range(60):
         if not table.has(cell=cell, part=0):
             table.append(*({"cell": cell, "part": part, "value": cell / (part + 3)} for part in range(5)))
 """
@@ -283,7 +283,7 @@ def test_kill_9_in_the_midst_of_appends_loses_and_repeats_nothing(tmp_path):
     path = tmp_path / "killed.csv"
     chance = random.Random(0)
     kills = rows = 0
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         assert time.monotonic() < deadline, f"not done after {kills} kills"
         child = subprocess.Popen([*command, str(path)])
