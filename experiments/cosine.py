@@ -1,23 +1,25 @@
 """How close each scheme's gradient is to the exact one, group by group: the paper's cosine table.
 
-One batch of prompts is sampled, scored and turned into advantages; then, for every group of steps, all products
-J_a^T s_j that any scheme needs are measured once (`repro.similarity`), and every scheme's cosine follows from
-their inner products. A *setting* changes one thing against the base (the paper's): eta, W, the cut into groups,
-the shift of the schedule, the precision. Each is measured for
+One batch of prompts is sampled, scored and turned into advantages; then, for every group of steps, all
+products J_a^T s_j that any scheme needs are measured once (`repro.similarity`), and every scheme's cosine
+follows from their inner products. A *setting* changes one thing against the base (the paper's): eta, W, the
+cut into groups, the shift of the schedule, the precision. Each is measured for
 
 - ``sample``: single images,
 - ``prompt``: one prompt's images together,
-- ``batch``: all prompts together, with ``batch-without`` a tenth or so of them, for the jackknife's interval.
+- ``batch``: all prompts together, with ``batch-without`` one block of them, for the jackknife's interval.
 
 The training-length panel compares models: run this on earlier snapshots, one results folder a model.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ from repro.grpo import ClippedSurrogate
 from repro.provenance import collect
 from repro.results import Table
 from repro.rollout import reindex
-from repro.scheme import Scheme, endpoints_only, jagg
+from repro.scheme import Reading, Scheme, Weighting, endpoints_only, jagg
 from repro.sde import Dance, shifted_sigmas
 from repro.similarity import GroupProducts, gradient_products, similarity
 
@@ -214,6 +216,8 @@ def _settings(config: Config) -> list[Setting]:
             f"prompts is {config.prompts} and samples {config.samples}: take 2 or more prompts, and at most "
             f"{config.images} (images) samples"
         )
+    if config.eta <= 0:
+        raise ValueError(f"eta is {config.eta:g}: without noise a transition has no density; take it above 0")
     chosen = [replace(variations[name], name=name) for name in dict.fromkeys(config.settings)]
     for setting in chosen:
         setting.groups(shifted_sigmas(config.sampling_steps, setting.shift))  # refuse before loading a model
@@ -221,11 +225,9 @@ def _settings(config: Config) -> list[Setting]:
 
 
 def _schemes(times: Tensor, groups: Groups) -> list[Scheme]:
-    readings = ("own", "sum", "half", "nearest")
     return [
-        jagg(times, groups, "time"),
-        jagg(times, groups, "index"),
-        *(endpoints_only(times, groups, reading) for reading in readings),
+        *(jagg(times, groups, weighting) for weighting in get_args(Weighting)),
+        *(endpoints_only(times, groups, reading) for reading in get_args(Reading)),
     ]
 
 
@@ -303,7 +305,7 @@ def _measure(
                 single = _products(config, backbone, experience, slice(b, b + 1), sigmas, group, parameters)
                 yield from rows(single, "sample", f"{i}.{b}", 1)
         advance(1, note=f"{setting.name}: group {g}")
-    total = replace(blocks[0], vectors=sum(block.vectors for block in blocks))
+    total = replace(blocks[0], vectors=functools.reduce(torch.add, (block.vectors for block in blocks)))
     yield from rows(total, "batch", "all", sum(sizes))
     for k, block in enumerate(blocks):
         rest = replace(total, vectors=total.vectors - block.vectors)
@@ -335,10 +337,10 @@ def _products(
 
 
 def _parameters(backbone: Backbone, pattern: str) -> list[Tensor]:
-    import re
-
     try:
-        chosen = [p for name, p in backbone.transformer.named_parameters() if re.search(pattern, name)]
+        chosen: list[Tensor] = [
+            p for name, p in backbone.transformer.named_parameters() if re.search(pattern, name)
+        ]
     except re.error as error:
         raise ValueError(f"--parameters {pattern!r} is no regular expression ({error})") from None
     if not chosen:

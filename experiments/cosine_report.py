@@ -1,14 +1,14 @@
 """The cosine table read back: intervals, the printed comparison with the paper, and the figure.
 
-Everything is computed from the CSV alone. Intervals are 95 %: for a batch the delete-a-block jackknife over its
-prompts, for prompts and single images Student's t over their mean.
+Everything is computed from the CSV alone. Intervals are 95 %: for a batch the delete-a-block jackknife over
+its prompts, for prompts and single images Student's t over their mean.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,8 @@ from repro.results import read
 
 JAGG = "jagg-time"
 SMOOTH = (
-    "A model of a few million parameters is expected to be smoother along its trajectory than FLUX: a higher cosine "
-    "here does not contradict the reported one."
+    "A model of a few million parameters is expected to be smoother along its trajectory than FLUX: "
+    "a higher cosine here does not contradict the reported one."
 )
 
 
@@ -130,7 +130,7 @@ def _text(estimate: Estimate) -> str:
 
 
 def plot(csv: Path) -> Path:
-    """Redraw ``cosine.png`` beside the CSV, with earlier snapshots of the model where their tables are near."""
+    """Redraw ``cosine.png`` beside the CSV, with earlier snapshots of the model if their tables are near."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -210,7 +210,7 @@ def _schemes_panel(axis, table: pd.DataFrame) -> None:
         "endpoints-nearest": "endpoints: nearest",
     }
     for scheme, label in names.items():
-        dashes = {"linestyle": "--"} if scheme == "jagg-index" else {}
+        dashes: dict[str, Any] = {"linestyle": "--"} if scheme == "jagg-index" else {}
         _curve(axis, base[base.scheme == scheme], "cosine", label, **dashes)
     axis.set(
         xlabel="group (0 = most noise)", ylabel="cosine, whole batch", title="schemes", ylim=(None, 1.02)

@@ -1,1 +1,1 @@
-"""How every bundled checkpoint under ``repro/zoo`` was made; ``python -m experiments.zoo --help`` reruns it."""
+"""How every bundled checkpoint under ``repro/zoo`` was made: ``python -m experiments.zoo --help``."""

@@ -1,17 +1,19 @@
 """The two diffusion transformers with their text encoders, trained together by flow matching.
 
-A picture's latents z_0, noise n and a noise level sigma give z = (1 - sigma) z_0 + sigma n; the transformer learns
-the velocity n - z_0 from (z, sigma, caption). sigma is the logistic of a Gaussian, moved by the scheduler's own
-shift. One caption in ten is empty, so that true guidance works too. Both pipelines' own ``encode_prompt`` is
-called with gradients on: the text encoders have no other training.
+A picture's latents z_0, noise n and a noise level sigma give z = (1 - sigma) z_0 + sigma n; the transformer
+learns the velocity n - z_0 from (z, sigma, caption). sigma is the logistic of a Gaussian, moved by the root
+of the scheduler's shift. One caption in ten is empty, so that true guidance works too. Both pipelines' own
+``encode_prompt`` is called with gradients on: the text encoders have no other training.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
+    AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
@@ -89,7 +91,7 @@ def flux_pipeline(vae: nn.Module, captions: tuple[str, ...]) -> FluxPipeline:
 
 
 def qwen_pipeline(vae: nn.Module, captions: tuple[str, ...]) -> QwenImagePipeline:
-    """An untrained Qwen-Image: 4 dual-stream blocks of width 160, a Qwen2.5-VL language model of two layers."""
+    """An untrained Qwen-Image: 4 dual-stream blocks of width 160, a Qwen2.5-VL encoder of two layers."""
     tokenizer = build_qwen_tokenizer(captions, vocab_size=1800)
     token_id = tokenizer.convert_tokens_to_ids
     text = Qwen2_5_VLConfig(
@@ -140,9 +142,9 @@ def qwen_pipeline(vae: nn.Module, captions: tuple[str, ...]) -> QwenImagePipelin
     )
 
 
-def set_latent_statistics(vae: nn.Module, latents: Tensor) -> Tensor:
-    """Store the data's latent statistics where each family keeps them; return normalised latents (N, 16, 8, 8)."""
-    if hasattr(vae.config, "latents_mean"):
+def set_latent_statistics(vae: Any, latents: Tensor) -> Tensor:
+    """Store the latents' statistics where each family keeps them; return normalised latents (N, 16, 8, 8)."""
+    if isinstance(vae, AutoencoderKLQwenImage):
         mean, std = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
         vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
         return (latents - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
@@ -194,7 +196,7 @@ def train_dit(
     lr: float = 1.5e-3,
     snapshots: tuple[int, ...] = (),
 ) -> dict[str, float]:
-    """Train ``pipe`` in place and leave the averaged weights in it; return the last losses."""
+    """Train ``pipe`` in place; return the last losses."""
     velocity = flux_velocity if isinstance(pipe, FluxPipeline) else qwen_velocity
     latents = set_latent_statistics(pipe.vae, encode_all(pipe.vae, pictures))
     data = pipe._pack_latents(latents, len(latents), LATENT_CHANNELS, *latents.shape[2:])
@@ -213,9 +215,6 @@ def train_dit(
         return error.mean(), {"high": error[sigma > 0.7].mean().item()}
 
     files = {step: folder / f"snapshot-{step}.pt" for step in snapshots}
-    averaged, losses = train(
-        parts, loss_fn, folder=folder, steps=steps, lr=lr, seed=2, ema=0.999, snapshots=files
-    )
-    parts.load_state_dict(averaged.state_dict())
+    losses = train(parts, loss_fn, folder=folder, steps=steps, lr=lr, seed=2, snapshots=files)
     parts.eval().requires_grad_(False)
     return losses

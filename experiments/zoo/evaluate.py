@@ -1,8 +1,8 @@
 """How good a bundled model is, judged by scorers that had no part in its training.
 
-Four means over prompts on one scale: real pictures with their own prompts, the autoencoder's reconstructions of
-them, the model's samples, and real pictures with other prompts. A sample's *share* is how far it is from the
-last to the first.
+Four means over prompts on one scale: real pictures with their own prompts, the autoencoder's
+reconstructions of them, the model's samples, and real pictures with other prompts. A sample's *share* is
+how far it is from the last to the first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import FluxPipeline, QwenImagePipeline
+from diffusers import AutoencoderKLQwenImage, FluxPipeline, QwenImagePipeline
 from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
@@ -46,7 +46,7 @@ def sample(
 def reconstruct(vae: Any, images: Tensor) -> Tensor:
     """Pictures through the autoencoder's posterior mean."""
     x = images * 2 - 1
-    if hasattr(vae.config, "latents_mean"):
+    if isinstance(vae, AutoencoderKLQwenImage):
         return ((vae.decode(vae.encode(x[:, :, None]).latent_dist.mean).sample[:, :, 0] + 1) / 2).clamp(0, 1)
     return ((vae.decode(vae.encode(x).latent_dist.mean).sample + 1) / 2).clamp(0, 1)
 

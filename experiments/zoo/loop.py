@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 LossFn = Callable[[int, torch.Generator], tuple[Tensor, Mapping[str, float]]]
 
@@ -33,16 +32,15 @@ def train(
     steps: int,
     lr: float,
     seed: int,
-    ema: float = 0.0,
     weight_decay: float = 0.01,
     save_every: int = 200,
     snapshots: Mapping[int, Path] | None = None,
-) -> tuple[nn.Module, dict[str, float]]:
-    """Train ``module`` in place; return the averaged weights' module and the last losses.
+) -> dict[str, float]:
+    """Train ``module`` in place; return the last losses (running means over some 50 steps) and the seconds.
 
     ``loss_fn(step, generator)`` gives a scalar loss and numbers to show. State is kept in
     ``folder/state.pt``; rerunning continues from it. ``snapshots`` maps a step to a file that receives the
-    averaged state dict at that step.
+    state dict at that step. The learning rate ends at zero, so no averaging of weights is needed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state_file = folder / "state.pt"
@@ -56,13 +54,11 @@ def train(
         foreach=True,
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, steps))
-    averaged = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(ema))
     shown: dict[str, float] = {}
     start, seconds = 0, 0.0
     if state_file.exists():
         state = torch.load(state_file, weights_only=True)
         module.load_state_dict(state["module"])
-        averaged.load_state_dict(state["averaged"])
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
         start, seconds, shown = state["step"], state["seconds"], state["shown"]
@@ -70,7 +66,6 @@ def train(
     def save(step: int) -> None:
         state = {
             "module": module.state_dict(),
-            "averaged": averaged.state_dict(),
             "optimizer": optimizer.state_dict(),
             "schedule": schedule.state_dict(),
             "step": step,
@@ -99,16 +94,15 @@ def train(
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            averaged.update_parameters(module)
             for key, value in {"loss": loss.item(), **numbers}.items():
                 shown[key] = value if key not in shown else 0.98 * shown[key] + 0.02 * value
             progress.update(task, advance=1, shown=" ".join(f"{k} {v:.4f}" for k, v in shown.items()))
             done = step + 1
             if snapshots and done in snapshots:
-                torch.save(averaged.module.state_dict(), snapshots[done])
+                torch.save(module.state_dict(), snapshots[done])
             if done % save_every == 0 or done == steps:
                 save(done)
                 with (folder / "log.txt").open("a") as log:
                     elapsed = seconds + time.perf_counter() - began
                     print(done, f"{elapsed:.0f}s", {k: round(v, 5) for k, v in shown.items()}, file=log)
-    return averaged.module, {**shown, "seconds": seconds + time.perf_counter() - began}
+    return {**shown, "seconds": seconds + time.perf_counter() - began}

@@ -1,19 +1,20 @@
 """The three bundled scorers: small CLIP models in the file formats of HPSv2, PickScore and CLIPScore.
 
-The training scorer (``tiny-hpsv2``) learns from Noto pictures only, the evaluation scorers (``tiny-pickscore``,
-``tiny-clipscore``) from Twemoji pictures only, with other sizes and seeds: no picture is shared between training
-and evaluation, so that their agreement means something. Each is judged on the font it never saw.
+The training scorer (``tiny-hpsv2``) learns from Noto pictures only, the evaluation scorers
+(``tiny-pickscore``, ``tiny-clipscore``) from Twemoji pictures only, with other sizes and seeds: no picture is
+shared between training and evaluation, so that their agreement means something. Each is judged on the font it
+never saw.
 
-Loss: symmetric cross-entropy over a batch of distinct names. Pictures are moved, scaled, turned, recoloured and
-blurred at random; the word of a font is put before a name at random, since a scorer should rate what is drawn and
-not the font.
+Loss: symmetric cross-entropy over a batch of distinct names. Pictures are moved, scaled, turned, recoloured
+and blurred at random; the word of a font is put before a name at random, since a scorer should rate what is
+drawn and not the font.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import open_clip
 import torch
@@ -30,17 +31,8 @@ PREFIXES = ("", *(f"{font} " for font in FONTS))
 MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
 
-class Dual(Protocol):
-    """Two encoders into one space, and the logarithm of the inverse temperature."""
-
-    logit_scale: nn.Parameter
-
-    def encode_image(self, image: Tensor) -> Tensor: ...
-    def encode_text(self, text: Tensor) -> Tensor: ...
-
-
 class TransformersDual(nn.Module):
-    """A transformers CLIPModel under open_clip's method names."""
+    """A transformers CLIPModel under open_clip's method names, which training speaks."""
 
     def __init__(self, clip: CLIPModel) -> None:
         super().__init__()
@@ -108,7 +100,7 @@ def transformers_dual(tokenizer: CLIPTokenizer, width: int, layers: int) -> Tran
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Move (8 %), scale (0.8-1.15), turn (12 degrees), recolour and blur each of ``images`` (B, 3, 64, 64)."""
+    """Move (8 %), scale (0.8-1.15), turn (12 degrees), recolour and blur each of (B, 3, 64, 64)."""
     n = len(images)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -139,7 +131,7 @@ def tokens(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
 
 
 def train_scorer(
-    dual: nn.Module,
+    dual: Any,
     tokenizer: CLIPTokenizer,
     pictures: Pictures,
     folder: Path,
@@ -147,7 +139,7 @@ def train_scorer(
     seed: int,
     batch: int,
 ) -> dict[str, float]:
-    """Train on one font's pictures; the averaged weights are left in ``dual``."""
+    """Train ``dual`` in place on one font's pictures; return the last losses."""
 
     def loss_fn(step: int, generator: torch.Generator):
         index = torch.randperm(len(pictures), generator=generator)[:batch].tolist()
@@ -161,18 +153,14 @@ def train_scorer(
         loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
         return loss, {"right": (logits.argmax(1) == target).float().mean().item()}
 
-    averaged, losses = train(
-        dual, loss_fn, folder=folder, steps=steps, lr=1.5e-3, seed=seed, ema=0.995, weight_decay=0.1
-    )
-    dual.load_state_dict(averaged.state_dict())
-    return losses
+    return train(dual, loss_fn, folder=folder, steps=steps, lr=1.5e-3, seed=seed, weight_decay=0.1)
 
 
 @torch.no_grad()
 def accuracy_among(
-    dual: nn.Module, tokenizer: CLIPTokenizer, pictures: Pictures, names: int = 100, seed: int = 0
+    dual: Any, tokenizer: CLIPTokenizer, pictures: Pictures, names: int = 100, seed: int = 0
 ) -> float:
-    """Share of ``pictures`` whose own name scores highest against ``names`` - 1 other names drawn at random."""
+    """Share of ``pictures`` whose own name scores highest among ``names`` names, the others at random."""
     image = torch.cat(
         [F.normalize(dual.encode_image(normalise(b)), dim=-1) for b in pictures.images.split(256)]
     )

@@ -1,13 +1,14 @@
 """The two image autoencoders, 64x64 pictures to 8x8x16 latents, as FLUX and Qwen-Image have them.
 
-Loss: mean absolute error of pixels and of their horizontal and vertical differences (edges), plus beta times
-the mean KL of the posterior. beta is large enough that the decoder sees noisy latents while it trains, so that it
-forgives the small errors of a sampler.
+Loss: mean absolute error of pixels and of their horizontal and vertical differences (edges), plus beta
+times the mean KL of the posterior. beta is large enough that the decoder sees noisy latents while it
+trains, so that it forgives the small errors of a sampler.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLQwenImage
@@ -71,7 +72,7 @@ def _edges(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[..., 1:, :] - x[..., :-1, :], x[..., :, 1:] - x[..., :, :-1]
 
 
-def train_vae(vae: nn.Module, pictures: Pictures, folder: Path, steps: int, batch: int, lr: float) -> dict:
+def train_vae(vae: Any, pictures: Pictures, folder: Path, steps: int, batch: int, lr: float) -> dict:
     """Train ``vae`` on all pictures the generator may see; returns final losses."""
     video = isinstance(vae, AutoencoderKLQwenImage)
     images = pictures.images * 2 - 1
@@ -94,13 +95,11 @@ def train_vae(vae: nn.Module, pictures: Pictures, folder: Path, steps: int, batc
         numbers = {"l1": l1.item(), "kl": kl.item(), "std": posterior.std.mean().item()}
         return l1 + 0.5 * edges + BETA * kl, numbers
 
-    averaged, losses = train(vae, loss_fn, folder=folder, steps=steps, lr=lr, seed=1, ema=0.998)
-    vae.load_state_dict(averaged.state_dict())
-    return losses
+    return train(vae, loss_fn, folder=folder, steps=steps, lr=lr, seed=1)
 
 
 @torch.no_grad()
-def encode_all(vae: nn.Module, pictures: Pictures, batch: int = 128) -> Tensor:
+def encode_all(vae: Any, pictures: Pictures, batch: int = 128) -> Tensor:
     """Posterior means (N, 16, 8, 8) of all pictures, unscaled."""
     means = []
     for images in (pictures.images * 2 - 1).split(batch):

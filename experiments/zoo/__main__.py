@@ -1,0 +1,223 @@
+"""``python -m experiments.zoo NAME``: build a bundled component, or ``all`` of them, resuming what was begun.
+
+Order and times on two cores: autoencoders 25 minutes each, scorers 10 minutes each, transformers about an
+hour each (one thread a process).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from diffusers import FluxPipeline
+from torch import nn
+
+from experiments.zoo import data, dit, evaluate, export, scorers, vae
+from experiments.zoo.tokenizers import build_clip_tokenizer
+from repro import rewards, zoo
+
+Name = Literal[
+    "emoji", "tiny-hpsv2", "tiny-pickscore", "tiny-clipscore", "tiny-flux", "tiny-qwen-image", "all"
+]
+VAE_STEPS, VAE_BATCH, VAE_LR = 1400, 16, 2e-3
+DIT_STEPS = {"tiny-flux": 3000, "tiny-qwen-image": 2200}
+DIT_BATCH, DIT_LR = 64, 1.5e-3
+SNAPSHOTS = {"tiny-flux": (400, 1000, 2200), "tiny-qwen-image": ()}
+SCORER_STEPS, SCORER_BATCH = 600, 128
+
+
+@dataclass(frozen=True)
+class Build:
+    """Where things are read and written."""
+
+    name: tyro.conf.Positional[Name]
+    """what to build"""
+    work: Path = Path("runs/zoo")
+    """training state, to resume from"""
+    emoji: Path = Path("runs/emoji")
+    """the pictures' packages, fetched from npm unless there"""
+    out: Path = zoo.FOLDER
+    """where finished components go"""
+    threads: int = 1
+    """CPU threads"""
+
+
+def main() -> None:
+    build = tyro.cli(Build, prog="python -m experiments.zoo", description=__doc__)
+    torch.set_num_threads(build.threads)
+    pictures = data.load(build.emoji)
+    names = BUILDERS if build.name == "all" else (build.name,)
+    for name in names:
+        BUILDERS[name](build, pictures)
+
+
+def _command(name: str) -> str:
+    return f"python -m experiments.zoo {name}"
+
+
+def build_emoji(build: Build, pictures: data.Pictures) -> None:
+    export.save_prompts(pictures, build.out / "emoji")
+
+
+def build_hpsv2(build: Build, pictures: data.Pictures) -> None:
+    _build_scorer(
+        build, pictures, "tiny-hpsv2", "noto", 11, scorers.open_clip_dual, export.save_open_clip_scorer
+    )
+
+
+def build_pickscore(build: Build, pictures: data.Pictures) -> None:
+    def network(tokenizer: Any) -> nn.Module:
+        return scorers.transformers_dual(tokenizer, width=96, layers=4)
+
+    _build_scorer(build, pictures, "tiny-pickscore", "twemoji", 12, network, export.save_clip_scorer)
+
+
+def build_clipscore(build: Build, pictures: data.Pictures) -> None:
+    def network(tokenizer: Any) -> nn.Module:
+        return scorers.transformers_dual(tokenizer, width=96, layers=3)
+
+    _build_scorer(build, pictures, "tiny-clipscore", "twemoji", 13, network, export.save_clip_scorer)
+
+
+def _build_scorer(
+    build: Build,
+    pictures: data.Pictures,
+    name: str,
+    font: str,
+    seed: int,
+    network: Callable[[Any], nn.Module],
+    save: Callable[[Any, Any, Path], None],
+) -> None:
+    (other,) = set(data.FONTS) - {font}
+    torch.manual_seed(seed)
+    tokenizer = build_clip_tokenizer(pictures.captions, vocab_size=1600, max_length=scorers.CONTEXT)
+    dual = network(tokenizer)
+    own, strange = pictures.select(fonts=[font]), pictures.select(fonts=[other])
+    losses = scorers.train_scorer(dual, tokenizer, own, build.work / name, SCORER_STEPS, seed, SCORER_BATCH)
+    dual.eval()
+    facts = {
+        "trained_on": font,
+        "pictures": len(own),
+        "steps": SCORER_STEPS,
+        "batch": SCORER_BATCH,
+        "seed": seed,
+        "command": _command(name),
+        "final": losses,
+        "accuracy_among_100": {
+            f"{font}, seen in training": scorers.accuracy_among(dual, tokenizer, own),
+            f"{other}, never seen": scorers.accuracy_among(dual, tokenizer, strange),
+        },
+    }
+    save(dual, tokenizer, build.out / name)
+    note = (
+        f"A small CLIP model that learned {font} pictures and their names, to stand in for its big namesake. "
+        f"It never saw a {other} picture."
+    )
+    export.write_card(build.out / name, name, facts, [note])
+    print(name, facts["accuracy_among_100"], file=sys.stderr)
+
+
+def build_flux(build: Build, pictures: data.Pictures) -> None:
+    _build_model(build, pictures, "tiny-flux", vae.flux_vae, dit.flux_pipeline)
+
+
+def build_qwen_image(build: Build, pictures: data.Pictures) -> None:
+    _build_model(build, pictures, "tiny-qwen-image", vae.qwen_vae, dit.qwen_pipeline)
+
+
+def _build_model(
+    build: Build,
+    pictures: data.Pictures,
+    name: str,
+    autoencoder: Callable[[], Any],
+    pipeline: Callable[[Any, tuple[str, ...]], Any],
+) -> None:
+    seen = pictures.select(splits=("train", "eval"))
+    torch.manual_seed(0)
+    network = autoencoder()
+    known = pictures.select(splits=("train", "eval", "extra"))
+    losses = vae.train_vae(network, known, build.work / f"{name}-vae", VAE_STEPS, VAE_BATCH, VAE_LR)
+    pipe = pipeline(network.eval().requires_grad_(False), pictures.captions)
+    common = {
+        "height": data.SIZE,
+        "width": data.SIZE,
+        "command": _command(name),
+        "pictures": len(seen),
+        "batch": DIT_BATCH,
+        "seed": 2,
+        "vae": {"steps": VAE_STEPS, "batch": VAE_BATCH, "seed": 1, "final": losses},
+    }
+    if isinstance(pipe, FluxPipeline):  # Qwen-Image pads to the longest prompt instead
+        common["max_sequence_length"] = dit.MAX_SEQUENCE_LENGTH
+    trained = dit.train_dit(
+        pipe, seen, build.work / name, DIT_STEPS[name], DIT_BATCH, DIT_LR, snapshots=SNAPSHOTS[name]
+    )
+    facts = {**common, "training_steps": DIT_STEPS[name], "final": trained}
+    export.save_pipeline(pipe, build.out / name)
+    _judge(build.out / name, name, facts, pictures)
+    for steps in SNAPSHOTS[name]:
+        folder = build.work / f"{name}-step-{steps}"
+        state = torch.load(build.work / name / f"snapshot-{steps}.pt", weights_only=True)
+        dit.trainable(pipe).float().load_state_dict(state)
+        export.save_pipeline(pipe, folder)
+        export.write_card(
+            folder, folder.name, {**common, "training_steps": steps}, ["A snapshot of training."]
+        )
+
+
+def _judge(folder: Path, name: str, facts: dict[str, Any], pictures: data.Pictures) -> None:
+    """Sample from what was stored with the stock pipeline, score it, and write the card."""
+    loader = FluxPipeline if name == "tiny-flux" else dit.QwenImagePipeline
+    pipe = loader.from_pretrained(folder)
+    results: dict[str, Any] = {}
+    sheet = None
+    for split in ("eval", "train", "unseen"):
+        some = pictures.select(splits=[split])
+        if split == "train":
+            some = _every(some, 8)
+        drawn = evaluate.sample(pipe, some.captions)
+        again = evaluate.reconstruct(pipe.vae, some.images)
+        results[f"{split}_reconstruction_l1"] = float((again - some.images).abs().mean())
+        for spec in zoo.EVALUATION_SCORERS:
+            scorer = rewards.load(spec, "cpu")
+            results[f"{split}_{spec.split(':')[1]}"] = evaluate.scores(scorer, some, again, drawn)
+        if split == "eval":
+            few = _every(some, max(1, len(some) // 24))
+            few = data.Pictures(few.images[:24], few.names[:24], few.fonts[:24], few.splits[:24])
+            sheet = evaluate.contact_sheet(few, drawn[:: max(1, len(some) // 24)][:24])
+    notes = [
+        f"A {type(pipe).__name__} small enough to train and fine-tune on two cores: the real architecture, "
+        "emoji for pictures. Load it with `from_pretrained` and call it with height=64, width=64"
+        + (f", max_sequence_length={dit.MAX_SEQUENCE_LENGTH}." if name == "tiny-flux" else "."),
+        "",
+        "Prompts are a font's word and a name: `noto red apple`, `twemoji dog face`.",
+        "",
+        "`share_samples` is how far samples are from shuffled prompts (0) to the real pictures (1), on an "
+        "evaluation scorer that had no part in training; `share_reconstructions` the same for the "
+        "autoencoder alone.",
+    ]
+    export.write_card(folder, name, {**facts, "evaluation": results}, notes, sheet)
+    for key, value in results.items():
+        print(name, key, value, file=sys.stderr)
+
+
+def _every(pictures: data.Pictures, n: int) -> data.Pictures:
+    return data.Pictures(pictures.images[::n], pictures.names[::n], pictures.fonts[::n], pictures.splits[::n])
+
+
+BUILDERS: dict[str, Callable[[Build, data.Pictures], None]] = {
+    "emoji": build_emoji,
+    "tiny-hpsv2": build_hpsv2,
+    "tiny-pickscore": build_pickscore,
+    "tiny-clipscore": build_clipscore,
+    "tiny-flux": build_flux,
+    "tiny-qwen-image": build_qwen_image,
+}
+
+if __name__ == "__main__":
+    main()
