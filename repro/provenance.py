@@ -81,8 +81,8 @@ def plain(value: Any) -> Any:
 def checkpoint_sha256(path: Path | str) -> str:
     """SHA-256 over a checkpoint: a file's content, or the names and contents of all files below a folder.
 
-    Pictures, Markdown and caches are left out, since no result depends on them. Raises FileNotFoundError if
-    there is nothing at ``path``.
+    Pictures, Markdown, the card (which states this hash) and caches are left out, since no result depends on
+    them. Raises FileNotFoundError if there is nothing at ``path``.
     """
     path = Path(path)
     if not path.exists():
@@ -91,7 +91,8 @@ def checkpoint_sha256(path: Path | str) -> str:
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
         name = file.relative_to(path)
         hidden = any(part.startswith((".", "__")) for part in name.parts)
-        if not file.is_file() or hidden or file.suffix.lower() in {".md", ".png", ".jpg"}:
+        about = file.suffix.lower() in {".md", ".png", ".jpg"} or file.name == "repro_card.json"
+        if not file.is_file() or hidden or about:
             continue
         with open(file, "rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
