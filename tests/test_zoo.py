@@ -97,7 +97,7 @@ def test_scorers_name_pictures_of_the_font_they_never_saw(spec: str) -> None:
 
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_stock_pipeline_draws_what_the_prompt_says(name: str) -> None:
-    """Samples of evaluation prompts score at least two thirds of the way from other prompts to real pictures."""
+    """Samples score at least two thirds of the way from other prompts to the real pictures."""
     prompts = zoo.prompts("eval")[::8]
     images = _sample(name, prompts, steps=12)
     assert images.shape == (16, 3, 64, 64) and images.min() >= 0 and images.max() <= 1
