@@ -1,0 +1,98 @@
+"""What a recipe may not say: values out of range, and settings that contradict each other.
+
+Every refusal is a ValueError of one line: what is wrong, what was expected, what to change.
+"""
+
+from __future__ import annotations
+
+import math
+
+from repro.plan import plan
+from repro.recipes import Recipe, noise
+from repro.scheme import equal_step_groups
+
+_LEAST = {
+    "sampling_steps": 2,
+    "guidance": 1,
+    "size": 0,
+    "window": 0,
+    "group_size": 1,
+    "jagg_frac": 0,
+    "subset_steps": 0,
+    "prompts": 1,
+    "images": 2,
+    "updates": 1,
+    "micro_batch": 0,
+    "anchor_chunk": 1,
+    "warmup": 0,
+    "weight_decay": 0,
+    "kl_weight": 0,
+    "lora_rank": 0,
+    "fault_limit": 1,
+}
+_POSITIVE = ("shift", "eta", "learning_rate", "max_grad_norm", "clip_range", "advantage_clip")
+
+
+def validate(recipe: Recipe) -> None:
+    """Refuse a recipe that cannot be run as it stands.
+
+    Raises:
+        ValueError: see the module.
+    """
+    for name, least in _LEAST.items():
+        value = getattr(recipe, name)
+        if not (math.isfinite(value) and value >= least):
+            raise ValueError(f"{name} is {value}, expected a finite number of at least {least}")
+    for name in _POSITIVE:
+        if not getattr(recipe, name) > 0:
+            raise ValueError(f"{name} is {getattr(recipe, name)}, expected above 0")
+    if recipe.jagg_frac > 1:
+        raise ValueError(f"jagg_frac is {recipe.jagg_frac}, expected a share of the groups, 0 to 1")
+    if not 0 <= recipe.ema < 1:
+        raise ValueError(f"ema is {recipe.ema}, expected a decay in [0, 1), 0 for none")
+    if recipe.warmup and recipe.schedule == "constant":
+        raise ValueError("a constant schedule has no warmup: set schedule to constant_with_warmup")
+    _validate_steps(recipe)
+    _validate_updates(recipe)
+
+
+def _validate_steps(recipe: Recipe) -> None:
+    noise(recipe)
+    noisy = recipe.sampling_steps - 1
+    first, last = recipe.window_range
+    if recipe.window and not (0 <= first and last <= noisy and recipe.window <= last - first):
+        raise ValueError(
+            f"a window of {recipe.window} steps does not fit into window_range {first} {last}: expected "
+            f"0 <= first, first + window <= last <= {noisy}, the steps that can carry noise"
+        )
+    groups = len(equal_step_groups(recipe.n_trained, recipe.group_size))
+    fraction = recipe.timestep_fraction
+    if not 0 < fraction <= 1 or recipe.n_trained_groups < 1:
+        raise ValueError(
+            f"timestep_fraction {fraction} trains {fraction * groups:.2g} of {groups} groups: "
+            f"expected at least one, and at most all of them"
+        )
+    if (recipe.scheme == "subset") != bool(recipe.subset_steps) or recipe.subset_steps > recipe.n_trained:
+        raise ValueError(
+            f"scheme {recipe.scheme} with subset_steps {recipe.subset_steps}: scheme subset takes 1 to "
+            f"{recipe.n_trained} of them, the others 0"
+        )
+    if recipe.subset_steps and fraction < 1:
+        raise ValueError("subset_steps and timestep_fraction both choose the trained steps: drop one")
+    recipe.full_scheme()
+
+
+def _validate_updates(recipe: Recipe) -> None:
+    if recipe.images % recipe.updates:
+        raise ValueError(
+            f"{recipe.images} images a prompt do not divide among {recipe.updates} updates: choose a multiple"
+        )
+    if recipe.stale == "correct" and recipe.velocities == "recompute":
+        raise ValueError("stale correct has nothing to correct: set velocities to rollout")
+    if recipe.stale == "correct":
+        plan(recipe.full_scheme(), "correct", recipe.anchor_chunk)
+    if recipe.updates > 1 and recipe.velocities == "rollout" and recipe.stale == "refuse":
+        raise ValueError(
+            f"{recipe.updates} updates make the rollout's velocities stale: set stale to recompute or "
+            "correct, or velocities to recompute"
+        )
