@@ -1,0 +1,118 @@
+"""What a training step leaves behind: one row of metrics, and seconds per phase apart from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from repro.gradient import GradientReport
+
+METRICS: dict[str, type] = {
+    "step": int,
+    "reward_mean": float,
+    "reward_std": float,
+    "reward_group_std": float,
+    "advantage_std": float,
+    "advantage_max": float,
+    "silent_prompts": int,
+    "loss": float,
+    "ratio_mean": float,
+    "ratio_deviation": float,
+    "clip_fraction": float,
+    "grad_norm": float,
+    "learning_rate": float,
+    "updates": int,
+    "rollout_forwards": int,
+    "forwards": int,
+    "recomputes": int,
+    "backwards": int,
+    "reference_forwards": int,
+    "fault": str,
+}
+"""Columns of one training step.
+
+reward_group_std is the mean of the spreads within a prompt, silent_prompts counts those without any, and
+ratio_deviation is the largest |ratio - 1|. updates are optimizer steps made. rollout_forwards are the
+sampler's and forwards, recomputes, backwards and reference_forwards the updates' passes, of one image at one
+step.
+"""
+
+PHASES = ("rollout", "decode", "reward", "update", "optimizer")
+"""Parts of a training step that are timed."""
+
+
+class StepRecord(NamedTuple):
+    """One training step: values by the columns of `METRICS`, seconds by `PHASES`."""
+
+    metrics: dict[str, Any]
+    seconds: dict[str, float]
+
+
+def _unknown() -> Tensor:
+    return torch.full((1, 2), math.nan)
+
+
+@dataclass
+class Tally:
+    """Collects a step's row; what a fault left out is nan.
+
+    Attributes:
+        rewards, advantages: (P, B).
+        losses, grad_norms: one per update.
+        updates: optimizer steps made.
+        rollout_forwards, reference_forwards: passes of one image at one step, through the sampled policy and
+            through the reference.
+    """
+
+    rewards: Tensor = field(default_factory=_unknown)
+    advantages: Tensor = field(default_factory=_unknown)
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    updates: int = 0
+    rollout_forwards: int = 0
+    reference_forwards: int = 0
+    _reports: list[tuple[GradientReport, int]] = field(default_factory=list)
+
+    def begin_update(self) -> None:
+        """From here on reports belong to another update."""
+        self.losses.append(0.0)
+
+    def add(self, report: GradientReport, images: int) -> None:
+        """Take what a micro-batch of `images` images gave."""
+        self._reports.append((report, images))
+        self.losses[-1] += report.loss
+
+    def metrics(self) -> dict[str, Any]:
+        """The row, without step, learning_rate and fault."""
+        row: dict[str, Any] = {
+            "reward_mean": float(self.rewards.mean()),
+            "reward_std": float(self.rewards.std()),
+            "reward_group_std": float(self.rewards.std(1).mean()),
+            "advantage_std": float(self.advantages.std()),
+            "advantage_max": float(self.advantages.abs().max()),
+            "silent_prompts": int((self.advantages == 0).all(1).sum()),
+            "loss": _mean(self.losses),
+            "ratio_mean": self._over_images(lambda r: r.ratio_mean),
+            "ratio_deviation": max((r.ratio_max_deviation for r, _ in self._reports), default=math.nan),
+            "clip_fraction": self._over_images(lambda r: r.clip_fraction),
+            "grad_norm": _mean(self.grad_norms),
+            "updates": self.updates,
+            "rollout_forwards": self.rollout_forwards,
+            "reference_forwards": self.reference_forwards,
+        }
+        for name in ("forwards", "recomputes", "backwards"):
+            row[name] = sum(getattr(r.counts, name) * images for r, images in self._reports)
+        return row
+
+    def _over_images(self, value: Callable[[GradientReport], float]) -> float:
+        total = sum(images for _, images in self._reports)
+        return sum(value(r) * images for r, images in self._reports) / total if total else math.nan
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,59 @@
+"""Seconds per phase of a training step, on the CPU's clock, the device's queue emptied at every boundary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Stopwatch:
+    """Adds up the seconds of phases; one that starts inside another pauses it.
+
+    Args:
+        device: whose queued work belongs to the phase that queued it.
+
+    Attributes:
+        seconds: per phase, so far.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.seconds: dict[str, float] = {}
+        self._device = torch.device(device)
+        self._running: list[str] = []
+        self._since = 0.0
+
+    def _lap(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        if self._running:
+            phase = self._running[-1]
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Count the time within this context towards `phase`."""
+        self._lap()
+        self._running.append(phase)
+        try:
+            yield
+        finally:
+            self._lap()
+            self._running.pop()
+
+    def timed(self, phase: str, function: Callable[P, R]) -> Callable[P, R]:
+        """`function`, its time counted towards `phase`."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self(phase):
+                return function(*args, **kwargs)
+
+        return call
