@@ -72,14 +72,14 @@ def build_hpsv2(build: Build, pictures: data.Pictures) -> None:
 
 def build_pickscore(build: Build, pictures: data.Pictures) -> None:
     def network(tokenizer: Any) -> nn.Module:
-        return scorers.transformers_dual(tokenizer, width=96, layers=4)
+        return scorers.transformers_dual(tokenizer, width=128, layers=3)
 
     _build_scorer(build, pictures, "tiny-pickscore", "twemoji", 12, network, export.save_clip_scorer)
 
 
 def build_clipscore(build: Build, pictures: data.Pictures) -> None:
     def network(tokenizer: Any) -> nn.Module:
-        return scorers.transformers_dual(tokenizer, width=96, layers=3)
+        return scorers.transformers_dual(tokenizer, width=96, layers=4)
 
     _build_scorer(build, pictures, "tiny-clipscore", "twemoji", 13, network, export.save_clip_scorer)
 

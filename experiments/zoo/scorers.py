@@ -75,7 +75,7 @@ def open_clip_dual(tokenizer: CLIPTokenizer) -> nn.Module:
 
 
 def transformers_dual(tokenizer: CLIPTokenizer, width: int, layers: int) -> TransformersDual:
-    """A PickScore- or CLIPScore-style scorer's network."""
+    """A PickScore- or CLIPScore-style scorer's network, on patches of 16."""
     text = {
         "vocab_size": len(tokenizer),
         "hidden_size": width,
@@ -89,7 +89,7 @@ def transformers_dual(tokenizer: CLIPTokenizer, width: int, layers: int) -> Tran
     }
     vision = {
         "image_size": SIZE,
-        "patch_size": 8,
+        "patch_size": 16,
         "hidden_size": width,
         "intermediate_size": 4 * width,
         "num_hidden_layers": layers,
