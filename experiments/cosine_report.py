@@ -79,24 +79,29 @@ def trend_sentence(table: pd.DataFrame) -> str:
     )
 
 
-def show(csv: Path) -> None:
-    """Print reported beside measured, for the base setting."""
-    table = read(csv)
-    base = table[table.setting == "base"]
-    if base.empty:
-        return
+HEADINGS = (
+    "group",
+    "sigma",
+    "reported",
+    "batch",
+    "batch, middles",
+    "one prompt",
+    "one image",
+    "endpoints only",
+)
+
+
+def summary(base: pd.DataFrame) -> list[tuple[str, ...]]:
+    """A row per group under :data:`HEADINGS`, reported beside measured; ``base`` holds the base setting."""
     rows = []
-    for group, at_group in base.groupby("group"):
-        jagg = at_group[at_group.scheme == JAGG]
-        own = at_group[at_group.scheme == "endpoints-own"]
-        first = jagg.iloc[0]
+    for group, at in base.groupby("group"):
+        jagg, own = at[at.scheme == JAGG], at[at.scheme == "endpoints-own"]
+        low, high = paper.COSINE_EARLY_GROUPS.low, paper.COSINE_EARLY_GROUPS.high
         rows.append(
             (
-                group,
-                f"{first.sigma_first:.3f} → {first.sigma_last:.3f}",
-                f"{paper.COSINE_EARLY_GROUPS.low:g} … {paper.COSINE_EARLY_GROUPS.high:g}"
-                if group in paper.COSINE_GROUPS
-                else "lower",
+                str(group),
+                f"{jagg.sigma_first.iloc[0]:.3f} → {jagg.sigma_last.iloc[0]:.3f}",
+                f"{low:g} … {high:g}" if group in paper.COSINE_GROUPS else "lower",
                 _text(batch_estimate(jagg, "cosine")),
                 _text(batch_estimate(jagg, "middle_cosine")),
                 _text(mean_estimate(jagg, "cosine", "prompt")),
@@ -104,23 +109,40 @@ def show(csv: Path) -> None:
                 _text(batch_estimate(own, "cosine")),
             )
         )
+    return rows
+
+
+def show(csv: Path) -> None:
+    """Print reported beside measured, for the base setting."""
+    table = read(csv)
+    base = table[table.setting == "base"]
+    if base.empty:
+        return
     model = base.model.iloc[0]
-    caption = trend_sentence(base) + (" " + SMOOTH if model.startswith(zoo.MODELS) else "")
     print_table(
         f"Cosine with the exact gradient, per group, on {model} (t-weighted JAGG; ± is a 95 % interval)",
-        (
-            "group",
-            "sigma",
-            "reported",
-            "batch",
-            "batch, middles",
-            "one prompt",
-            "one image",
-            "endpoints only",
-        ),
-        rows,
-        caption,
+        HEADINGS,
+        summary(base),
+        trend_sentence(base) + (f" {SMOOTH}" if model.startswith(zoo.MODELS) else ""),
     )
+
+
+def markdown(csv: Path) -> str:
+    """The same as Markdown, for README and report."""
+    table = read(csv)
+    base = table[table.setting == "base"]
+    images = base[base.unit == "batch"].images.iloc[0]
+    prompts = base[base.unit == "prompt"].unit_id.nunique()
+    lines = [
+        f"**{base.model.iloc[0]}**, {images} images of {prompts} prompts:",
+        "",
+        "| " + " | ".join(HEADINGS) + " |",
+        "|" + "---|" * len(HEADINGS),
+        *("| " + " | ".join(row) + " |" for row in summary(base)),
+        "",
+        trend_sentence(base),
+    ]
+    return "\n".join(lines)
 
 
 def _text(estimate: Estimate) -> str:
