@@ -1,0 +1,165 @@
+"""How often FSDP2 gathers and scatters a transformer block, for every layout of one update.
+
+The paper says that the joint backward makes exactly one all-gather per module. What is counted here, by
+torch's CommDebugMode on gloo ranks, are the collectives of FLUX's architecture (reduced: the numbers depend
+on the graph, not on the sizes), block by block, forward and backward apart, for a group of W steps:
+
+- ``exact``: a forward and a backward a step;
+- ``exact-stacked``: the group's W steps stacked along the batch, one forward and one backward;
+- ``jagg-early``: the early code, W forwards without gradient, then both endpoints, a backward each;
+- ``jagg-joint``: the paper's, two endpoint graphs and one joint backward;
+- ``jagg-stacked``: the endpoints stacked in one forward and one backward, this suite's default;
+- ``jagg-rollout``: the same with the velocities kept from the rollout.
+
+Each with a reduce-scatter after every backward, FSDP's default, and with it held back to the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments import paper
+from experiments.collectives import LAYOUTS, count
+from repro.console import note, print_table
+from repro.parallel import spawn
+from repro.provenance import collect
+from repro.results import Table, read
+
+
+@dataclass(frozen=True)
+class Config:
+    """The all-gather table's settings."""
+
+    ranks: int = 2
+    """processes, on this machine's CPU"""
+    groups: int = 2
+    """groups in the update"""
+    group_size: int = 4
+    """W, steps per group"""
+    seed: int = 0
+    """of weights, latents and advantages"""
+    out: Path | None = None
+    """results folder; results unless given"""
+    fresh: bool = False
+    """count everything again"""
+
+
+COLUMNS: dict[str, type] = {
+    "layout": str,
+    "checkpointing": bool,
+    "sync_held_back": bool,
+    "ranks": int,
+    "blocks": int,
+    "groups": int,
+    "group_size": int,
+    "backward_calls": int,
+    "all_gathers_forward": float,
+    "all_gathers_backward": float,
+    "reduce_scatters_backward": float,
+    "root_collectives": int,
+    "gradient_error": float,
+}
+"""Collectives are per block over the whole update; ``root_collectives`` are those of what is in no block.
+``gradient_error`` is relative to the single process's gradient of the same scheme."""
+KEY = ("layout", "checkpointing", "sync_held_back")
+
+
+def run(config: Config) -> Path:
+    """Count what is missing of the table; returns the CSV.
+
+    Raises:
+        ValueError: fewer than two ranks, no group, or groups without two ends.
+    """
+    if config.ranks < 2 or config.groups < 1 or config.group_size < 2:
+        raise ValueError(
+            f"ranks is {config.ranks}, groups {config.groups}, group_size {config.group_size}: take 2 or "
+            "more ranks, 1 or more groups of 2 or more steps"
+        )
+    csv = (config.out or Path("results")) / "allgather" / "allgather.csv"
+    with Table(csv, COLUMNS, KEY, provenance=collect(config, seed=config.seed), fresh=config.fresh) as table:
+        wanted = [(layout, c, h) for c in (False, True) for layout in LAYOUTS for h in (False, True)]
+        missing = [row for row in wanted if not table.has(**dict(zip(KEY, row, strict=True)))]
+        if missing:
+            note(f"allgather: counting {len(missing)} layouts on {config.ranks} ranks")
+            table.append(
+                *spawn(count, config.ranks, config.groups, config.group_size, config.seed, missing)[0]
+            )
+    show(csv)
+    return csv
+
+
+def show(csv: Path) -> None:
+    """Print the counts beside the paper's claim."""
+    table = read(csv)
+    first = table.iloc[0]
+    rows = [
+        (
+            LAYOUTS[row.layout],
+            "on" if row.checkpointing else "off",
+            "held back" if row.sync_held_back else "each backward",
+            row.all_gathers_forward / row.groups,
+            row.all_gathers_backward / row.groups,
+            REPORTED.get(row.layout, "-"),
+            row.reduce_scatters_backward / row.groups,
+            f"{row.gradient_error:.0e}",
+        )
+        for row in table.itertuples()
+    ]
+    print_table(
+        f"Collectives per transformer block and group of W = {first.group_size} (FSDP2, {first.ranks} gloo "
+        f"ranks, {first.blocks} blocks, {first.groups} groups)",
+        (
+            "layout",
+            "checkpointing",
+            "gradients reduced",
+            "all-gathers, forward",
+            "all-gathers, backward",
+            "reported",
+            "reduce-scatters",
+            "gradient's error",
+        ),
+        rows,
+        f"Reported for the joint backward: {paper.ALL_GATHERS.text}.",
+    )
+
+
+REPORTED = {"exact": "W", "jagg-joint": "1"}
+"""What the paper says of all-gathers in a group's backward."""
+
+
+def plot(csv: Path) -> Path:
+    """Redraw ``allgather.png`` beside the CSV: bars per layout, without checkpointing."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    table = read(csv)
+    sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
+    figure, axis = plt.subplots(figsize=(8, 3.6), constrained_layout=True)
+    rows = table[~table.checkpointing]
+    each, held = rows[~rows.sync_held_back], rows[rows.sync_held_back]
+    bars = {
+        "all-gathers, forward": each.all_gathers_forward,
+        "all-gathers, backward": each.all_gathers_backward,
+        "reduce-scatters": each.reduce_scatters_backward,
+        "reduce-scatters, held back": held.reduce_scatters_backward,
+    }
+    for i, (label, counts) in enumerate(bars.items()):
+        places = [p + 0.2 * (i - 1.5) for p in range(len(each))]
+        axis.barh(places, counts.to_numpy() / each.groups.to_numpy(), height=0.19, label=label)
+    axis.axvline(
+        1, color="0.3", linestyle="--", linewidth=1, label="reported: one all-gather, in the joint backward"
+    )
+    axis.set_yticks(range(len(each)), [LAYOUTS[layout] for layout in each.layout])
+    axis.invert_yaxis()
+    axis.set(
+        xlabel="per block and group of steps", title="Collectives of one update under FSDP2, counted here"
+    )
+    axis.legend(fontsize=7)
+    target = csv.with_suffix(".png")
+    figure.savefig(target, dpi=150, metadata={"Software": None})
+    plt.close(figure)
+    return target

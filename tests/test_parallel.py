@@ -1,0 +1,240 @@
+"""FSDP2 on two gloo ranks: the single process's gradient, the collectives of every layout, lost ranks,
+resuming.
+
+The ranks are started once; what they find is asserted here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.allgather import COLUMNS, Config, plot, show
+from experiments.collectives import LAYOUTS, count, gradient_error, problem, update
+from repro.backbones.synthetic import build
+from repro.grpo import group_advantages
+from repro.parallel import (
+    Ranks,
+    advantages_of_split_groups,
+    blocks,
+    full_gradients,
+    load,
+    save,
+    spawn,
+    sync_once,
+)
+from repro.results import Table
+
+GROUPS, W = 2, 4
+REWARDS = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+ROWS = [
+    *((layout, False, held_back) for layout in LAYOUTS for held_back in (False, True)),
+    ("jagg-joint", True, False),
+    ("jagg-stacked", True, True),
+]
+
+
+def on_each_rank(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    rows = count(ranks, GROUPS, W, 0, ROWS)
+
+    half = problem(ranks, 1, W, checkpointing=True, dtype=torch.bfloat16)
+    update(half, "jagg-stacked", W)
+    half_error = gradient_error(full_gradients(half.policy), half.reference["jagg"])
+
+    try:
+        with sync_once(half.policy, half.velocity, backwards=2):
+            pass
+        miscounted = ""
+    except ValueError as error:
+        miscounted = str(error)
+
+    optimizer = torch.optim.AdamW(half.policy.parameters(), lr=1e-2)
+    optimizer.step()
+    save(folder / "checkpoint", half.policy, optimizer, {"step": 7})
+    mine = REWARDS.chunk(ranks.size, dim=1)[ranks.rank]
+    return {
+        "rows": rows,
+        "half_error": half_error,
+        "miscounted": miscounted,
+        "weights": {n: p.full_tensor().detach() for n, p in half.policy.named_parameters()},
+        "moments": [optimizer.state[p]["exp_avg"].full_tensor() for p in half.policy.parameters()],
+        "advantages": advantages_of_split_groups(mine, ranks),
+        "prompts": ranks.share(["a", "b", "c", "d"]),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parallel")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    return spawn(on_each_rank, 2, folder)
+
+
+def row(found: list[dict[str, Any]], *key: Any) -> dict[str, Any]:
+    return next(r for r, k in zip(found[0]["rows"], ROWS, strict=True) if k == key)
+
+
+@pytest.mark.parametrize("key", ROWS, ids=lambda k: "-".join(map(str, k)))
+def test_the_gradient_is_the_single_processs(found: list[dict[str, Any]], key: Any) -> None:
+    assert row(found, *key)["gradient_error"] < 1e-5
+
+
+# Per block and group: all-gathers forward and backward; per block and update: reduce-scatters, each backward,
+# held.
+COLLECTIVES = {
+    "exact": (4, 4, 8, 1),
+    "exact-stacked": (1, 1, 2, 1),
+    "jagg-early": (6, 2, 4, 1),
+    "jagg-joint": (
+        4,
+        2,
+        2,
+        1,
+    ),  # gathered for each graph; autograd hands a parameter both graphs' sum at once
+    "jagg-stacked": (2, 1, 2, 1),
+    "jagg-rollout": (1, 1, 2, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_collectives_of_a_block(found: list[dict[str, Any]], layout: str) -> None:
+    forward, backward, each, held = COLLECTIVES[layout]
+    for held_back, scatters in ((False, each), (True, held)):
+        r = row(found, layout, False, held_back)
+        assert r["all_gathers_forward"] == forward * GROUPS
+        assert r["all_gathers_backward"] == backward * GROUPS
+        assert r["reduce_scatters_backward"] == scatters
+
+
+def test_checkpointing_gathers_no_more(found: list[dict[str, Any]]) -> None:
+    for key in (("jagg-joint", True, False), ("jagg-stacked", True, True)):
+        with_, without = row(found, *key), row(found, key[0], False, key[2])
+        for column in ("all_gathers_forward", "all_gathers_backward", "reduce_scatters_backward"):
+            assert with_[column] == without[column]
+
+
+def test_bfloat16_runs_with_checkpointing(found: list[dict[str, Any]]) -> None:
+    # Float32 rotary embeddings stop the recompute if a block's inputs are cast. The network is random and its
+    # timestep rounded as well, so that the gradient is only roughly float32's.
+    assert 0.01 < found[0]["half_error"] < 0.5
+
+
+def test_a_wrong_number_of_backwards_is_refused(found: list[dict[str, Any]]) -> None:
+    assert "0 backwards were made where 2 were announced" in found[0]["miscounted"]
+
+
+def test_groups_split_over_ranks(found: list[dict[str, Any]]) -> None:
+    torch.testing.assert_close(torch.cat([r["advantages"] for r in found], dim=1), group_advantages(REWARDS))
+    assert [list(r["prompts"]) for r in found] == [["a", "b"], ["c", "d"]]
+
+
+def test_a_share_must_be_even() -> None:
+    with pytest.raises(ValueError, match="3 items do not divide over 2 ranks"):
+        Ranks(0, 2, torch.device("cpu")).share([1, 2, 3])
+
+
+def test_two_ranks_resume_on_one(found: list[dict[str, Any]], folder: Path) -> None:
+    network = build("flux-dev", torch.float32, "cpu", 64, reduced=True, seed=5).transformer
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    progress = {"step": 0}
+    load(folder / "checkpoint", network, optimizer, progress)
+    assert progress == {"step": 7}
+    for name, p in network.named_parameters():
+        assert torch.equal(p, found[0]["weights"][name]), name
+    for p, moment in zip(network.parameters(), found[0]["moments"], strict=True):
+        assert torch.equal(optimizer.state[p]["exp_avg"], moment)
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    network = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="is no complete checkpoint"):
+        load(tmp_path, network, torch.optim.AdamW(network.parameters()), {})
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    small, large = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
+    save(tmp_path / "small", small, torch.optim.AdamW(small.parameters()), {"step": 1})
+    with pytest.raises(ValueError, match="small does not fit this model"):
+        load(tmp_path / "small", large, torch.optim.AdamW(large.parameters()), {"step": 0})
+
+
+def test_a_network_without_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="names no blocks"):
+        blocks(torch.nn.Linear(2, 2))
+
+
+LOSE_A_RANK = """
+import os, signal, torch
+from torch import distributed
+from repro.parallel import join
+with join() as ranks:
+    for step in range(10**6):
+        if (ranks.rank, step) == (1, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        distributed.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_dies_ends_the_others() -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = str(s.getsockname()[1])
+    started = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOSE_A_RANK],
+            env={**started, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ranks[1].communicate()
+        died = time.monotonic()
+        message = ranks[0].communicate(timeout=60)[1]
+        assert time.monotonic() - died < 60
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[1].returncode == -signal.SIGKILL
+    assert ranks[0].returncode == 1
+    assert "repro: rank 0 of 2 lost another rank" in message
+    assert "rerun the same command to resume" in message
+    assert "Traceback" not in message
+
+
+def test_the_table_is_shown_and_drawn(
+    found: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    csv = tmp_path / "allgather.csv"
+    with Table(csv, COLUMNS, ("layout", "checkpointing", "sync_held_back"), provenance={}) as table:
+        table.append(*found[0]["rows"])
+    show(csv)
+    assert "exactly one" in capsys.readouterr().out
+    assert plot(csv).stat().st_size > 10_000
+
+
+def test_a_table_of_one_rank_is_refused(tmp_path: Path) -> None:
+    from experiments.allgather import run
+
+    with pytest.raises(ValueError, match="take 2 or more ranks"):
+        run(Config(ranks=1, out=tmp_path))
