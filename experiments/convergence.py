@@ -1,0 +1,213 @@
+"""Does JAGG's reward follow the exact baseline's? One training run per cell: arm, learning rate, seed.
+
+Three tables are written, all keyed by cell and step:
+
+* ``convergence.csv``: evaluations every few steps (`experiments.evaluation`), a row per metric;
+* ``convergence-training.csv``: what every training step saw (`repro.records`);
+* ``convergence-timings.csv``: its seconds per phase, apart, so that the other two are the same in every run.
+
+Cells resume one by one, a cell from its last checkpoint. What chooses cells (arms, settings, seeds, learning
+rates) is no part of the tables' identity: later sessions add cells to the same tables.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.cells import ArmName, Cell, SettingName, arms_of, plan_cells
+from experiments.convergence_report import plot, show
+from experiments.evaluation import Evaluator, load_evaluation_prompts
+from experiments.inputs import Model, load_model, load_prompts, load_scorer
+from experiments.training import (
+    CELL,
+    COLUMNS,
+    TIMING_COLUMNS,
+    TRAINING_COLUMNS,
+    Tables,
+    Work,
+    states_folder,
+    train_cell,
+)
+from repro import logs, zoo
+from repro.console import progress
+from repro.overrides import Overrides, override
+from repro.provenance import collect, plain
+from repro.recipes import Algorithm, Recipe, preset
+from repro.results import Table
+from repro.rewards import load as load_reward
+
+__all__ = ["Config", "plot", "run", "train_cells"]
+
+CHOICES = ("arms", "settings", "lr_factors", "seeds", "fewer_seeds", "checkpoint_every", "log", "save")
+"""Fields of the configuration that choose cells, or leave their results as they are."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Training runs to compare; a recipe's settings below replace the preset's."""
+
+    model: str = "tiny-flux"
+    """bundled model (tiny-flux, tiny-qwen-image), diffusers folder, or hub id"""
+    algorithm: Algorithm = "dance_grpo"
+    """which preset to start from"""
+    quick: bool = False
+    """four arms, two seeds and a few steps, into results/quick"""
+    arms: tuple[ArmName, ...] = ()
+    """ways to train; all that the algorithm has unless given"""
+    settings: tuple[SettingName, ...] = ("comfortable",)
+    """regimes in which the arms are compared"""
+    lr_factors: tuple[float, ...] = (1.0,)
+    """multiples of the recipe's learning rate"""
+    seeds: int = 6
+    """training seeds of the arms on which a claim rests: exact, jagg, endpoints-own, subset"""
+    fewer_seeds: int = 3
+    """training seeds of the other arms"""
+    steps: int = 80
+    """training steps"""
+    evaluate_every: int = 10
+    """training steps between two evaluations"""
+    train_prompts: int = 32
+    """prompts to train on"""
+    eval_prompts: int = 24
+    """prompts to evaluate on"""
+    eval_images: int = 4
+    """images per evaluation prompt"""
+    reward: str | None = None
+    """scorer to train on: hpsv2:PATH, ..., or module:function; bundled models have their own"""
+    eval_rewards: tuple[str, ...] = ()
+    """scorers to evaluate with besides; bundled models have two"""
+    prompts_file: Path | None = None
+    """training prompts, one a line; the bundled ones unless given"""
+    eval_prompts_file: Path | None = None
+    """evaluation prompts, one a line; the bundled ones unless given"""
+    recipe: Overrides = field(default_factory=Overrides)
+    """settings of the recipe, in place of the preset's"""
+    checkpoint_every: int = 10
+    """training steps between two saved states"""
+    save: bool = False
+    """keep every cell's trained policy, in folder policies, for the stock pipeline"""
+    log: logs.LogKind = "none"
+    """live curves besides the tables"""
+    device: str = "cpu"
+    """torch device"""
+    seed: int = 0
+    """of the prompts, and the first training seed"""
+    out: Path | None = None
+    """results folder; results, or results/quick"""
+    fresh: bool = False
+    """train everything again instead of resuming"""
+
+
+def run(config: Config) -> Path:
+    """Train the cells that are missing; returns the CSV of evaluations.
+
+    Raises:
+        ValueError: settings that contradict each other, or a model, scorer or prompts that cannot be loaded.
+    """
+    csv = train_cells(config)
+    show(csv)
+    return csv
+
+
+def train_cells(config: Config) -> Path:
+    """`run`, without printing."""
+    config = _quick(config) if config.quick else config
+    logs.check(config.log)
+    prompts = load_prompts(config.prompts_file, config.train_prompts, config.seed)
+    eval_prompts = load_evaluation_prompts(config.eval_prompts_file, config.eval_prompts)
+    model = load_model(config.model, config.device)
+    scorer, reward = load_scorer(config.reward, model)
+    config = replace(config, reward=reward, eval_rewards=_eval_rewards(config, reward))
+    base = override(preset(config.algorithm, bundled=_is_small(model)), config.recipe)
+    cells = _cells(config, base)
+    others = [load_reward(spec, config.device) for spec in config.eval_rewards]
+    evaluator = Evaluator(eval_prompts, config.eval_images, scorer, others)
+    folder = results_folder(config, model)
+    provenance = collect(
+        _identity(config, base), seed=config.seed, checkpoint=model.path, device=config.device
+    )
+    if config.fresh:
+        shutil.rmtree(states_folder(folder), ignore_errors=True)
+    with ExitStack() as stack:
+
+        def table(name: str, columns: dict[str, type], key: tuple[str, ...]) -> Table:
+            path = folder / f"{name}.csv"
+            return stack.enter_context(Table(path, columns, key, provenance=provenance, fresh=config.fresh))
+
+        tables = Tables(
+            table("convergence", COLUMNS, (*CELL, "step", "metric")),
+            table("convergence-training", TRAINING_COLUMNS, (*CELL, "step")),
+            table("convergence-timings", TIMING_COLUMNS, (*CELL, "step")),
+        )
+        work = Work(config, base, model, scorer, prompts, evaluator, tables, provenance)
+        missing = [cell for cell in cells if not work.done(cell, cell.steps(config.steps))]
+        total = sum(cell.steps(config.steps) for cell in cells)
+        left = sum(cell.steps(config.steps) for cell in missing)
+        with progress(f"convergence {folder.name}", total, total - left) as advance:
+            for cell in missing:
+                train_cell(work, cell, advance)
+        for cell in cells:  # a state is left where a run was killed between its last evaluation and its end
+            shutil.rmtree(states_folder(folder) / cell.name, ignore_errors=True)
+    return folder / "convergence.csv"
+
+
+def results_folder(config: Config, model: Model) -> Path:
+    """Of a model under an algorithm, such as results/tiny-flux-dance_grpo."""
+    return (config.out or Path("results/quick" if config.quick else "results")) / (
+        f"{model.name}-{config.algorithm}"
+    )
+
+
+def _quick(config: Config) -> Config:
+    arms: tuple[ArmName, ...] = ("exact", "jagg", "endpoints-own", "subset")
+    return replace(
+        config,
+        arms=config.arms or arms,
+        seeds=min(config.seeds, 2),
+        steps=min(config.steps, 6),
+        evaluate_every=min(config.evaluate_every, 3),
+        train_prompts=min(config.train_prompts, 8),
+        eval_prompts=min(config.eval_prompts, 8),
+        eval_images=min(config.eval_images, 2),
+        recipe=override(Overrides(prompts=2), config.recipe),
+    )
+
+
+def _is_small(model: Model) -> bool:
+    """Whether it is a bundled model, or was trained from one: such folders hold a card."""
+    return model.path is not None and (model.path / "repro_card.json").exists()
+
+
+def _eval_rewards(config: Config, reward: str) -> tuple[str, ...]:
+    bundled = tuple(zoo.EVALUATION_SCORERS) if reward == zoo.TRAINING_SCORER else ()
+    return config.eval_rewards or bundled
+
+
+def _cells(config: Config, base: Recipe) -> list[Cell]:
+    """What is asked for, each cell's recipe validated before anything is loaded or trained."""
+    known = arms_of(config.algorithm)
+    if unknown := [arm for arm in config.arms if arm not in known]:
+        raise ValueError(f"{config.algorithm} has no arm {unknown[0]}, expected some of {', '.join(known)}")
+    if config.steps < 1 or config.evaluate_every < 1 or config.checkpoint_every < 1 or config.seeds < 1:
+        raise ValueError("steps, evaluate_every, checkpoint_every and seeds must be at least 1")
+    cells = plan_cells(
+        config.settings,
+        config.arms or known,
+        config.lr_factors,
+        config.seed,
+        config.seeds,
+        config.fewer_seeds,
+    )
+    for cell in cells:
+        cell.recipe(base)
+    return cells
+
+
+def _identity(config: Config, base: Recipe) -> dict[str, Any]:
+    """The settings that a row depends on besides its own cell: the baseline's recipe and the rest."""
+    settings = {k: v for k, v in plain(config).items() if k not in (*CHOICES, "recipe")}
+    return {**settings, **plain(base)}

@@ -1,0 +1,99 @@
+"""The convergence tables read back: one row per run, curves, and what a run spent.
+
+The unit is the training seed. An outcome of a run is a number per metric:
+
+* ``final``: the mean of its last quarter of evaluations, which is less noisy than the last one alone;
+* ``curve``: the mean of all evaluations after the start, the area under the curve.
+
+Both as the rise over the run's own start, which is the same for all arms of a seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.evaluation import REWARD
+from repro.records import PHASES
+from repro.results import provenance_path, read
+
+RUN = ["setting", "arm", "lr_factor", "seed"]
+OUTCOMES = ("final", "curve")
+
+
+def complete(table: pd.DataFrame) -> pd.DataFrame:
+    """The evaluations of runs that are complete: they have the last step that any run of their setting has.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    last = table.groupby("setting")["step"].transform("max")
+    done = set(table[table.step == last].set_index(RUN).index)
+    rows = table[[run in done for run in table.set_index(RUN).index]]
+    if not (rows.step > 0).any():
+        raise ValueError("no training run is complete yet: let `repro run convergence` finish one")
+    return rows
+
+
+def runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Outcomes by run and metric, columns ``start``, ``final`` and ``curve``, of complete runs."""
+    rows = []
+    for key, curve in table.groupby([*RUN, "metric"], sort=False):
+        values = curve.sort_values("step").set_index("step")["value"]
+        start, rest = values.iloc[0], values.iloc[1:]
+        tail = rest.iloc[-max(1, round(len(rest) / 4)) :]
+        outcome = {"start": start, "final": tail.mean() - start, "curve": rest.mean() - start}
+        rows.append(dict(zip([*RUN, "metric"], key, strict=True)) | outcome)
+    return pd.DataFrame(rows, columns=[*RUN, "metric", "start", *OUTCOMES])
+
+
+def differences(
+    outcomes: pd.DataFrame, first: tuple[str, float], second: tuple[str, float], outcome: str
+) -> pd.Series:
+    """By seed, an outcome of one (arm, lr_factor) minus another's; seeds that only one has are left out."""
+    by_run = outcomes.set_index(["arm", "lr_factor", "seed"])[outcome]
+
+    def of(choice: tuple[str, float]) -> pd.Series:
+        return by_run[by_run.index.droplevel("seed") == choice].droplevel(["arm", "lr_factor"])
+
+    return (of(first) - of(second)).dropna()
+
+
+def best_factors(outcomes: pd.DataFrame) -> dict[str, float]:
+    """Every arm's own best learning rate, by the mean ``curve`` of the training reward (of one setting).
+
+    Compared over the seeds that all of an arm's learning rates have.
+    """
+    best = {}
+    for arm, rows in outcomes[outcomes.metric == REWARD].groupby("arm"):
+        wide = rows.pivot(index="seed", columns="lr_factor", values="curve").dropna()
+        best[str(arm)] = float(wide.mean().idxmax()) if len(wide) else float(rows.lr_factor.iloc[0])
+    return best
+
+
+def spent(csv: Path) -> pd.DataFrame:
+    """By run and step, cumulative seconds, backwards, and predicted cost in forwards of one image.
+
+    The cost is sampling and updates by the cost model; decoding and rewards are in the seconds alone. Seconds
+    are those of the session that made the step; where it was made again after a kill, of the first time.
+    """
+    training = read(csv.with_name("convergence-training.csv"))
+    timings = read(csv.with_name("convergence-timings.csv"))
+    joined = training.merge(timings, on=[*RUN, "step"]).sort_values([*RUN, "step"])
+    recipe = json.loads(provenance_path(csv).read_text())["config"]
+    backward, velocity = 1 if recipe["lora_rank"] else 2, 2 if recipe["guidance"] > 1 else 1
+    forwards = joined.rollout_forwards + joined.forwards + joined.recomputes + joined.reference_forwards
+    joined["cost"] = velocity * (forwards + backward * joined.backwards)
+    joined["seconds"] = joined[list(PHASES)].sum(axis=1)
+    totals = ["seconds", "cost", "backwards"]
+    joined[totals] = joined.groupby(RUN)[totals].cumsum()
+    return joined[[*RUN, "step", *totals]]
+
+
+def at_steps(spending: pd.DataFrame, steps: Sequence[int]) -> pd.DataFrame:
+    """The rows of given steps, and a row of zeros for step 0 of every run."""
+    zero = spending.drop_duplicates(RUN).assign(step=0, seconds=0.0, cost=0.0, backwards=0)
+    return pd.concat([zero, spending])[lambda rows: rows.step.isin(steps)]

@@ -1,0 +1,129 @@
+"""One cell of the convergence table: a training run into the three tables, resumed where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from experiments.cells import Cell
+from experiments.evaluation import REWARD, Evaluator
+from experiments.inputs import Model
+from repro import logs
+from repro.checkpoint import Checkpoints
+from repro.policy import make_policy, weights_dtype
+from repro.recipes import Recipe
+from repro.records import METRICS, PHASES, StepRecord
+from repro.results import Table
+from repro.rewards import Scorer
+from repro.trainer import Trainer, train
+
+if TYPE_CHECKING:
+    from experiments.convergence import Config
+
+CELL: dict[str, type] = {"setting": str, "arm": str, "lr_factor": float, "seed": int}
+COLUMNS: dict[str, type] = {
+    "model": str,
+    "algorithm": str,
+    **CELL,
+    "step": int,
+    "metric": str,
+    "value": float,
+}
+TRAINING_COLUMNS: dict[str, type] = {**CELL, **METRICS}
+TIMING_COLUMNS: dict[str, type] = {**CELL, "step": int, **{phase: float for phase in PHASES}}
+
+
+class Tables(NamedTuple):
+    """The three open tables."""
+
+    evaluations: Table
+    training: Table
+    timings: Table
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all cells share."""
+
+    config: Config
+    base: Recipe
+    model: Model
+    scorer: Scorer
+    prompts: list[str]
+    evaluator: Evaluator
+    tables: Tables
+    provenance: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """Where the tables are."""
+        return self.tables.evaluations.path.parent
+
+    def done(self, cell: Cell, step: int) -> bool:
+        """Whether the cell was evaluated after `step` training steps."""
+        return self.tables.evaluations.has(**cell._asdict(), step=step, metric=REWARD)
+
+
+def train_cell(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
+    """One training run, from its last checkpoint if there is one."""
+    config, tables, key = work.config, work.tables, cell._asdict()
+    recipe, steps = cell.recipe(work.base), cell.steps(config.steps)
+    policy = make_policy(work.model.backbone(weights_dtype(recipe)), recipe, cell.seed)
+    trainer = Trainer(recipe, policy, work.scorer, work.prompts, seed=cell.seed, steps=steps)
+    own = {**work.provenance, "config": {**work.provenance["config"], "cell": cell.name}}
+    checkpoints = Checkpoints(states_folder(work.folder) / cell.name, own)
+    checkpoints.folder.mkdir(parents=True, exist_ok=True)
+    (states_folder(work.folder) / ".gitignore").write_text("*\n")
+    counted = 0
+
+    def record(result: StepRecord) -> None:
+        step = result.metrics["step"]
+        if not tables.training.has(**key, step=step):
+            tables.training.append({**key, **result.metrics})
+        if not tables.timings.has(**key, step=step):
+            tables.timings.append({**key, "step": step, **result.seconds})
+        log(step, {**result.metrics, **{f"seconds/{k}": v for k, v in result.seconds.items()}})
+
+    def visit(done: int) -> None:
+        nonlocal counted
+        if (done % config.evaluate_every == 0 or done == steps) and not work.done(cell, done):
+            if config.save and done == steps:
+                policy.save(work.folder / "policies" / cell.name)
+            values, images = work.evaluator(policy, recipe)
+            if cell.seed == config.seed and done in (0, steps):
+                save_images(images, work.folder / "samples" / f"{cell.name}-step{done}.png")
+            common = {"model": work.model.name, "algorithm": config.algorithm, **key, "step": done}
+            rows = ({**common, "metric": name, "value": value} for name, value in values.items())
+            tables.evaluations.append(*rows)
+            log(done, {f"evaluation/{k}": v for k, v in values.items()})
+        advance(done - counted, note=cell.name)
+        counted = done
+
+    with logs.open_log(config.log, work.folder / "logs", cell.name, own["config"]) as log:
+        train(
+            trainer,
+            steps,
+            record=record,
+            visit=visit,
+            checkpoints=checkpoints,
+            checkpoint_every=config.checkpoint_every,
+        )
+    checkpoints.clear()
+
+
+def states_folder(folder: Path) -> Path:
+    """Where cells in training keep their states."""
+    return folder / ".states"
+
+
+def save_images(images: Tensor, path: Path, count: int = 8) -> None:
+    """The first images, side by side."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    strip = images[:count].clamp(0, 1).permute(2, 0, 3, 1).flatten(1, 2)  # (H, count W, 3)
+    Image.fromarray((strip * 255).round().byte().cpu().numpy()).save(path)

@@ -1,0 +1,299 @@
+"""The convergence experiment on a random FLUX: cells, resuming, evaluation, statistics, figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import CAPTIONS, build_clip, build_flux, build_hpsv2
+from scipy import stats
+
+from experiments import convergence, evaluation, training
+from experiments.cells import ARMS, SETTINGS, Cell, arms_of, plan_cells
+from experiments.convergence_data import best_factors, complete, differences, runs, spent
+from experiments.convergence_report import learning_sentence
+from experiments.paired import compare
+from repro import logs
+from repro.overrides import Overrides, override
+from repro.policy import Policy
+from repro.recipes import Recipe, dance_grpo, preset
+from repro.results import read
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("inputs")
+    prompts = folder / "prompts.txt"
+    prompts.write_text("\n".join(CAPTIONS))
+    (folder / "hpsv2").mkdir()
+    return {
+        "model": str(build_flux(folder / "random-flux")),
+        "reward": f"hpsv2:{build_hpsv2(folder / 'hpsv2')}",
+        "other": f"clipscore:{build_clip(folder / 'clip')}",
+        "prompts": str(prompts),
+    }
+
+
+def config(inputs: dict[str, str], out: Path, **changes) -> convergence.Config:
+    settings = {
+        "model": inputs["model"],
+        "reward": inputs["reward"],
+        "eval_rewards": (inputs["other"],),
+        "prompts_file": Path(inputs["prompts"]),
+        "eval_prompts_file": Path(inputs["prompts"]),
+        "arms": ("exact", "jagg"),
+        "seeds": 2,
+        "steps": 2,
+        "evaluate_every": 1,
+        "checkpoint_every": 1,
+        "train_prompts": 4,
+        "eval_prompts": 2,
+        "eval_images": 2,
+        "recipe": Overrides(sampling_steps=5, prompts=1, images=2),
+        "out": out,
+    }
+    return convergence.Config(**{**settings, **changes})
+
+
+# Cells
+
+
+@pytest.mark.parametrize("algorithm", ["dance_grpo", "flow_grpo_fast"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_arm_is_valid_in_every_setting_or_says_why_not(algorithm, setting):
+    base = preset(algorithm, bundled=True)
+    for arm in arms_of(algorithm):
+        if (setting, arm) == ("off-policy-corrected", "endpoints-sum"):
+            with pytest.raises(ValueError, match="endpoints-sum: scheme .* cannot correct"):
+                Cell(setting, arm, 1.0, 0).recipe(base)
+        else:
+            Cell(setting, arm, 1.0, 0).recipe(base)
+
+
+def test_arms_differ_in_the_update_alone_but_for_the_window():
+    base = dance_grpo(bundled=True)
+    update = {"scheme", "subset_steps", "jagg_frac"}
+    for name, arm in ARMS.items():
+        recipe = arm.change(base)
+        changed = {f for f in vars(base) if getattr(recipe, f) != getattr(base, f)}
+        assert changed <= (update if name != "window" else {"window", "window_range"}), name
+    assert arms_of("flow_grpo_fast") == tuple(a for a, arm in ARMS.items() if not arm.whole)
+
+
+def test_the_subset_costs_what_jagg_does():
+    base = dance_grpo(bundled=True)
+    jagg, subset = (ARMS[name].change(base).update_cost() for name in ("jagg", "subset"))
+    assert subset == jagg < ARMS["exact"].change(base).update_cost()
+    assert ARMS["timestep-fraction"].change(base).subset_steps == 7  # 0.6 of 12 steps
+
+
+def test_cells_come_seed_by_seed_and_claims_get_more_seeds():
+    planned = plan_cells(("comfortable",), ("exact", "routed"), (1.0, 2.0), 5, 3, 1)
+    assert [(c.arm, c.lr_factor, c.seed) for c in planned] == [
+        ("exact", 1.0, 5),
+        ("routed", 1.0, 5),
+        ("exact", 2.0, 5),
+        ("routed", 2.0, 5),
+        ("exact", 1.0, 6),
+        ("exact", 2.0, 6),
+        ("exact", 1.0, 7),
+        ("exact", 2.0, 7),
+    ]
+
+
+def test_learning_rate_factors_multiply_the_settings():
+    base = dance_grpo(bundled=True)
+    assert Cell("sparse", "exact", 0.5, 0).recipe(base).learning_rate == pytest.approx(4.5e-5)
+
+
+def test_overrides_replace_only_what_is_given():
+    recipe = override(dance_grpo(), Overrides(eta=0.5, window=0, checkpointing=False))
+    assert type(recipe) is Recipe
+    assert recipe == replace(dance_grpo(), eta=0.5, checkpointing=False)
+
+
+# The run
+
+
+def test_a_run_fills_its_tables_resumes_and_draws(inputs, tmp_path, capsys, monkeypatch):
+    whole = convergence.run(config(inputs, tmp_path / "whole"))
+    assert "minus exact" in capsys.readouterr().out
+    table = read(whole)
+    assert set(table.metric) == {"reward", "clipscore:clip", "diversity"}
+    assert len(table) == 2 * 2 * 3 * 3  # arms, seeds, evaluations, metrics
+    assert table.value.notna().all() and (table[table.metric == "diversity"].value > 0).all()
+    start = table[(table.step == 0) & (table.metric == "reward")].value
+    assert start.nunique() == 1  # the same start, prompts and noise for every cell
+    trained = read(whole.with_name("convergence-training.csv"))
+    assert len(trained) == 2 * 2 * 2 and trained.fault.isna().all()
+    jagg, exact = (trained[trained.arm == arm].set_index(["seed", "step"]) for arm in ("jagg", "exact"))
+    assert (jagg.backwards * 2 == exact.backwards).all()
+    assert (jagg.reward_mean == exact.reward_mean).xs(1, level="step").all()
+    assert convergence.plot(whole).stat().st_size > 10_000
+    assert whole.with_name("convergence-samples.png").exists()
+
+    # Stopped in the second cell, and resumed.
+    calls = 0
+    evaluate = evaluation.Evaluator.__call__
+
+    def stop_at_the_fifth(self, *arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(evaluation.Evaluator, "__call__", stop_at_the_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        convergence.run(config(inputs, tmp_path / "resumed", seeds=1))
+    resumed = convergence.run(config(inputs, tmp_path / "resumed"))
+    assert calls == 5 + 2 + 6  # the interrupted cell from where it was, then the other seed's
+    for name in ("convergence.csv", "convergence-training.csv"):
+        assert resumed.with_name(name).read_bytes() == whole.with_name(name).read_bytes(), name
+    assert not list(training.states_folder(resumed.parent).glob("*/state*"))
+
+
+def test_another_recipe_is_refused_and_more_cells_are_not(inputs, tmp_path):
+    one = config(inputs, tmp_path, seeds=1, arms=("exact",), steps=1)
+    convergence.run(one)
+    with pytest.raises(ValueError, match="eta=0.7, not the 0.3 asked for now"):
+        convergence.run(replace(one, recipe=replace(one.recipe, eta=0.3)))
+    convergence.run(replace(one, arms=("jagg",)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "flow_grpo_fast", "arms": ("window",)}, "flow_grpo_fast has no arm window"),
+        ({"steps": 0}, "must be at least 1"),
+        ({"eval_images": 1}, "evaluate 2 or more"),
+        ({"recipe": Overrides(group_size=5)}, "comfortable exact: 12 steps do not divide"),
+    ],
+)
+def test_bad_requests_are_refused_before_training(inputs, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        convergence.run(config(inputs, tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_live_curves_need_their_library(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    logs.check("none")
+    with pytest.raises(ValueError, match="log wandb needs a library that is not here: pip install wandb"):
+        logs.check("wandb")
+
+
+def test_evaluation_is_deterministic_and_knows_the_truth(inputs):
+    from repro.backbones import load
+    from repro.rewards import load as load_reward
+
+    clip = load_reward(inputs["other"])
+    policy = Policy(load(inputs["model"]))
+    recipe = replace(dance_grpo(bundled=True), sampling_steps=3)
+    first = evaluation.Evaluator(evaluation.Prompts(list(CAPTIONS[:2]), None), 2, clip, [])(policy, recipe)
+    # Its own first images as the truth: half of the pairs are then identical.
+    known = evaluation.Prompts(list(CAPTIONS[:2]), first.images)
+    values = evaluation.Evaluator(known, 2, clip, [])(policy, recipe).values
+    assert values["reward"] == first.values["reward"] and values["diversity"] == first.values["diversity"]
+    assert values["similarity"] == pytest.approx(1 - values["diversity"] / 2, abs=1e-5)
+
+
+# Reading back
+
+
+def fake(rises: dict[tuple[str, float], list[float]], setting: str = "comfortable") -> pd.DataFrame:
+    """A table in which every run rises linearly by the given amounts, one a seed."""
+    return pd.DataFrame(
+        [
+            (setting, arm, factor, seed, step, "reward", 0.5 + rise * step / 8)
+            for (arm, factor), values in rises.items()
+            for seed, rise in enumerate(values)
+            for step in range(0, 9)
+        ],
+        columns=["setting", "arm", "lr_factor", "seed", "step", "metric", "value"],
+    )
+
+
+def test_outcomes_are_rises_over_the_start():
+    outcomes = runs(fake({("exact", 1.0): [0.8], ("jagg", 1.0): [0.4]}))
+    exact = outcomes[outcomes.arm == "exact"].iloc[0]
+    assert exact.start == 0.5
+    assert exact.final == pytest.approx(0.75)  # mean of the last two of eight: 0.7 and 0.8
+    assert exact.curve == pytest.approx(0.45)
+    assert differences(outcomes, ("jagg", 1.0), ("exact", 1.0), "curve").tolist() == pytest.approx([-0.225])
+
+
+def test_incomplete_runs_are_left_out():
+    table = fake({("exact", 1.0): [0.8, 0.8]})
+    table = table[~((table.seed == 1) & (table.step > 4))]
+    assert set(complete(table).seed) == {0}
+    with pytest.raises(ValueError, match="no training run is complete yet"):
+        complete(table[table.step == 0])
+
+
+def test_every_arm_has_its_own_best_learning_rate():
+    rises = {("exact", 1.0): [0.3], ("exact", 2.0): [0.2], ("jagg", 1.0): [0.2], ("jagg", 2.0): [0.4]}
+    outcomes = runs(fake(rises))
+    assert best_factors(outcomes) == {"exact": 1.0, "jagg": 2.0}
+
+
+def test_the_learning_sentence_keeps_to_its_bar():
+    assert "it learned" in learning_sentence(runs(fake({("exact", 1.0): [0.5, 0.6, 0.55]})))
+    assert "too little" in learning_sentence(runs(fake({("exact", 1.0): [0.0, 0.6, 0.1]})))
+
+
+def test_costs_are_the_cost_models(inputs, tmp_path):
+    csv = convergence.run(config(inputs, tmp_path, seeds=1, steps=1))
+    cost = spent(csv).set_index("arm").cost
+    # 2 images: 5 sampling steps; 4 trained steps with kept velocities, forward and backward 3.
+    assert cost["exact"] == 2 * (5 + 4 * 3) and cost["jagg"] == 2 * (5 + 2 * 3)
+
+
+# Statistics
+
+
+def test_comparison_against_scipy():
+    d = np.array([0.02, 0.01, 0.03, 0.015, 0.022, 0.018])
+    result = compare(d, margin=0.05)
+    test = stats.ttest_1samp(d, 0)
+    low, high = test.confidence_interval(0.95)
+    assert (result.mean - result.half, result.mean + result.half) == pytest.approx((low, high))
+    assert result.p_sign_flip == pytest.approx(2 / 64)
+    one_sided = [stats.ttest_1samp(d, 0.05, alternative="less").pvalue]
+    one_sided += [stats.ttest_1samp(d, -0.05, alternative="greater").pvalue]
+    assert result.p_equivalence == pytest.approx(max(one_sided))
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([0.02, 0.021, 0.019], "higher"),
+        ([-0.02, -0.021, -0.019], "lower"),
+        ([0.001, -0.001, 0.0005], "equal within the margin"),
+        ([0.002, 0.0021, 0.0019], "equal within the margin, though not zero"),
+        ([0.05, -0.05, 0.01], "undecided"),
+        ([0.0, 0.0, 0.0], "equal within the margin"),
+        ([0.02], "undecided"),
+    ],
+)
+def test_verdicts(values, verdict):
+    assert compare(values, margin=0.01).verdict == verdict
+
+
+def test_equality_is_rarely_claimed_of_a_difference_at_the_margin():
+    rng = np.random.default_rng(0)
+    claims = [compare(rng.normal(0.01, 0.005, 6), 0.01).p_equivalence < 0.05 for _ in range(300)]
+    assert np.mean(claims) == pytest.approx(0.05, abs=0.03)
+
+
+def test_samples_strip_holds_the_first_images(tmp_path):
+    from PIL import Image
+
+    images = torch.stack([torch.full((3, 4, 4), value) for value in (0.0, 1.0, 0.5)])
+    training.save_images(images, tmp_path / "s" / "strip.png", count=2)
+    pixels = np.asarray(Image.open(tmp_path / "s" / "strip.png"))
+    assert pixels.shape == (4, 8, 3) and pixels[0, 0, 0] == 0 and pixels[0, 7, 0] == 255
