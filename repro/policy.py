@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from repro.backbones import Backbone, Conditioning
+from repro.recipes import Recipe
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 """The attention's projections of image and text, in FLUX and in Qwen-Image."""
@@ -87,6 +88,9 @@ class Policy:
                 transformer.add_adapter(config)
             except ValueError as error:
                 raise ValueError(f"no LoRA adapters fit {self.backbone.name}: {error}") from error
+        for parameter in transformer.parameters():
+            if parameter.requires_grad:  # a step of the optimizer is lost in bfloat16
+                parameter.data = parameter.data.float()
 
     # As a backbone
 
@@ -208,3 +212,24 @@ class Policy:
             "max_sequence_length": backbone.max_sequence_length,
         }
         (folder / "repro_card.json").write_text(json.dumps(card, indent=2) + "\n")
+
+
+def weights_dtype(recipe: Recipe) -> torch.dtype:
+    """What to load a backbone in: trained weights are float32, frozen ones may be what they are run in."""
+    frozen = recipe.lora_rank > 0 and recipe.precision == "bfloat16"
+    return torch.bfloat16 if frozen else torch.float32
+
+
+def make_policy(backbone: Backbone, recipe: Recipe, seed: int = 0) -> Policy:
+    """The policy that `recipe` trains, on a backbone freshly loaded in `weights_dtype`."""
+    if recipe.size:
+        backbone.set_size(recipe.size, recipe.size)
+    return Policy(
+        backbone,
+        lora_rank=recipe.lora_rank,
+        checkpointing=recipe.checkpointing,
+        autocast=recipe.precision == "bfloat16",
+        ema=recipe.ema,
+        reference=recipe.kl_weight > 0,
+        seed=seed,
+    )

@@ -179,27 +179,30 @@ class Trainer:
     def _accumulate(self, experiences: list[Experience], noisy: range, update: int, tally: Tally) -> None:
         """Fill .grad with the gradient of one update's loss."""
         recipe = self.recipe
-        share = list(range(update, recipe.images, recipe.updates))
+        share = range(update, recipe.images, recipe.updates)
+        micro_batch = recipe.micro_batch or len(share)
         total = len(share) * len(experiences)
         tally.begin_update()
         for i, experience in enumerate(experiences):
             steps, scheme = recipe.trained_steps(noisy, self._generator("steps", update, i))
-            for images in blocks(share, recipe.micro_batch or len(share)):
-                self._accumulate_images(experience, list(images), steps, scheme, total, tally)
+            for start in range(0, len(share), micro_batch):
+                images = share[start : start + micro_batch]
+                self._accumulate_images(experience, images, steps, scheme, total, tally)
 
     def _accumulate_images(
         self,
         experience: Experience,
-        images: list[int],
+        images: range,
         steps: list[int],
         scheme: Scheme,
         total: int,
         tally: Tally,
     ) -> None:
         recipe = self.recipe
-        trajectory = experience.trajectory.samples(images)
+        chosen = slice(images.start, images.stop, images.step)  # a slice makes views, not copies
+        trajectory = experience.trajectory.samples(chosen)
         latents = trajectory.trained(steps).latents
-        conditioning = experience.conditioning.index(images)
+        conditioning = experience.conditioning.index(chosen)
         sampled = bind(self.policy.as_backbone(), conditioning, self._sigmas, recipe.guidance)
         velocity = reindex(sampled, steps)
         reference = None
@@ -209,7 +212,7 @@ class Trainer:
         surrogate = ClippedSurrogate.from_trajectory(
             trajectory,
             steps,
-            experience.advantages[images],
+            experience.advantages[chosen],
             recipe.clip_range,
             scale=len(images) / total / len(steps),
             kl_weight=recipe.kl_weight,
@@ -248,21 +251,6 @@ class Trainer:
         self.policy.update_average()
         self.version += 1
         tally.updates += 1
-
-
-def make_policy(backbone: Backbone, recipe: Recipe, seed: int = 0) -> Policy:
-    """The policy that `recipe` trains, on a freshly loaded backbone of its size."""
-    if recipe.size:
-        backbone.set_size(recipe.size, recipe.size)
-    return Policy(
-        backbone,
-        lora_rank=recipe.lora_rank,
-        checkpointing=recipe.checkpointing,
-        autocast=recipe.precision == "bfloat16",
-        ema=recipe.ema,
-        reference=recipe.kl_weight > 0,
-        seed=seed,
-    )
 
 
 def train(

@@ -19,11 +19,11 @@ from torch import Tensor
 from repro import arms
 from repro.backbones import load
 from repro.checkpoint import Checkpoints
-from repro.policy import Policy
+from repro.policy import Policy, make_policy, weights_dtype
 from repro.recipes import Recipe
-from repro.records import METRICS, PHASES
+from repro.records import METRICS, PHASES, StepRecord
 from repro.rewards.base import UserScorer
-from repro.trainer import StepRecord, Trainer, make_policy, train
+from repro.trainer import Trainer, train
 
 RECIPE = Recipe(sampling_steps=5, eta=0.7, prompts=2, images=4, learning_rate=1e-3)
 PROVENANCE = {"config": {}, "seed": 0, "checkpoint_sha256": None}
@@ -40,7 +40,7 @@ def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(folder: Path, recipe: Recipe = RECIPE, scorer: Any = redness, steps: int = 4) -> Trainer:
-    policy = make_policy(load(folder), recipe)
+    policy = make_policy(load(folder, weights_dtype(recipe)), recipe)
     return Trainer(recipe, policy, UserScorer("redness", scorer), CAPTIONS[:5], seed=3, steps=steps)
 
 
@@ -178,6 +178,16 @@ def test_lora_trains_adapters_alone_and_the_stock_pipeline_loads_them(build, tmp
     stock = load(folder)
     stock.pipeline.load_lora_weights(adapter)
     assert torch.equal(velocity_of(stock), velocity_of(trainer.policy.backbone))
+
+
+def test_adapters_are_float32_on_a_bfloat16_network(flux):
+    trainer = make(flux, replace(RECIPE, lora_rank=2, precision="bfloat16"))
+    before = weights(trainer)
+    metrics = trainer.step().metrics
+    assert trainer.policy.backbone.dtype == torch.bfloat16
+    assert {p.dtype for p in trainer.policy.parameters} == {torch.float32}
+    assert metrics["fault"] is None and metrics["ratio_deviation"] < 1e-5
+    assert not torch.equal(weights(trainer), before)
 
 
 def velocity_of(backbone) -> Tensor:
