@@ -40,20 +40,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from repro.gradient import VelocityFn
 from repro.grpo import group_advantages
 
-__all__ = [
-    "Ranks",
-    "advantages_of_split_groups",
-    "blocks",
-    "full_gradients",
-    "join",
-    "launched",
-    "load",
-    "save",
-    "shard",
-    "spawn",
-    "sync_once",
-]
-
 T = TypeVar("T")
 
 

@@ -1,0 +1,248 @@
+"""What JAGG saves of a training step: every scheme timed against the exact gradient, and the cost model
+against both.
+
+For a *setting* (`experiments.speedup_step`) the schemes take whole training steps in turn, A B A B, in one
+process, so that whatever else the machine does meets them alike; the first round warms up and is dropped. A
+row of the table is one step: seconds per phase, peak memory, the passes that were made, and beside them what
+the cost model predicts for the update from one forward and one backward measured in the same round.
+
+The base setting is the paper's: checkpointing on, all weights, W 4, velocities forwarded again in the update.
+The others change one or two things, for the heat map.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments import paper, speedup_report
+from experiments.inputs import load_model, load_prompts, load_scorer
+from experiments.speedup_settings import Arm, Config, Variation, settings
+from experiments.speedup_step import PHASES, Setting, Step, Timing, Unit
+from repro import arms
+from repro.backbones import Backbone, synthetic
+from repro.console import progress
+from repro.cost import CostModel
+from repro.policy import Policy
+from repro.provenance import collect, cpu_model
+from repro.recipes import Recipe, preset
+from repro.results import Table
+from repro.rewards import Scorer
+from repro.scheme import Scheme
+
+plot = speedup_report.plot
+COLUMNS: dict[str, type] = {
+    "model": str,
+    "device": str,
+    "dtype": str,
+    "algorithm": str,
+    "checkpointing": bool,
+    "weights": str,
+    "group_size": int,
+    "batch": int,
+    "anchor_chunk": int,
+    "velocities": str,
+    "scheme": str,
+    "round": int,
+    "samples": int,
+    "parts": int,
+    "sampling_steps": int,
+    "trained_steps": int,
+    **{f"{phase}_s": float for phase in PHASES},
+    "overhead_s": float,
+    "peak_memory": int,
+    "forwards": int,
+    "recomputes": int,
+    "backwards": int,
+    "backward_calls": int,
+    "forward_s": float,
+    "backward_factor": float,
+    "predicted_update_s": float,
+}
+"""Counts are of one part; ``forward_s`` and ``backward_factor`` are f and b of `experiments.speedup_step`."""
+KEY = (
+    "algorithm",
+    "checkpointing",
+    "weights",
+    "group_size",
+    "batch",
+    "anchor_chunk",
+    "velocities",
+    "scheme",
+    "round",
+)
+
+
+def run(config: Config) -> Path:
+    """Time what is missing of the table; returns the CSV.
+
+    Raises:
+        ValueError: a setting that does not fit, or a model, reward or prompts that cannot be loaded.
+    """
+    if config.quick:
+        quick: tuple[Variation, ...] = ("base", "checkpointing", "velocities")
+        config = replace(config, variations=quick, rounds=3, prompts=1)
+    if config.rounds < 1:
+        raise ValueError(f"rounds is {config.rounds}: take 1 or more, 6 for an interval of 95 %")
+    wanted = settings(config)
+    source = _source(config)
+    folder = (config.out or Path("results/quick" if config.quick else "results")) / source.name
+    provenance = collect(config, seed=config.seed, checkpoint=source.checkpoint, device=config.device)
+    with Table(folder / "speedup.csv", COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
+        missing = [s for s in wanted if not table.has(**_key(s, "exact", 0))]
+        steps = {setting: (config.rounds + 1) * len(chosen) for setting, chosen in wanted.items()}
+        left = sum(steps[setting] for setting in missing)
+        with progress(f"speedup {source.name}", sum(steps.values()), sum(steps.values()) - left) as advance:
+            for mode, group in groupby(missing, key=lambda s: (s.weights, s.checkpointing)):
+                policy = _policy(config, source, *mode)
+                for setting in group:
+                    table.append(*_measure(config, source, policy, setting, wanted[setting], advance))
+                del policy
+                gc.collect()
+                if config.device.startswith("cuda"):
+                    torch.cuda.empty_cache()
+    speedup_report.show(folder / "speedup.csv")
+    return folder / "speedup.csv"
+
+
+def _key(setting: Setting, scheme: str, round_: int) -> dict[str, Any]:
+    return {**vars(setting), "scheme": scheme, "round": round_}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where policies come from, and what scores them.
+
+    Attributes:
+        name: of the results folder.
+        checkpoint: its folder, if there is one.
+        scorer: None where advantages are random.
+        prompts: of a step.
+    """
+
+    name: str
+    checkpoint: Path | None
+    load: Callable[[], Backbone]
+    scorer: Scorer | None
+    prompts: list[str]
+
+
+def _source(config: Config) -> Source:
+    dtype = getattr(torch, config.dtype)
+    if config.reduced and not config.synthetic_weights:
+        raise ValueError("--reduced is for --synthetic-weights: pass both, or neither")
+    if config.synthetic_weights:
+        size = config.size or (64 if config.reduced else int(paper.RESOLUTION.low))
+
+        def build() -> Backbone:
+            return synthetic.build(config.model, dtype, config.device, size, config.reduced, config.seed)
+
+        synthetic.check(config.model, dtype, config.device, config.reduced)
+        name = f"{config.model}-synthetic" + ("-reduced" if config.reduced else "")
+        return Source(name, None, build, None, [f"prompt {i}" for i in range(config.prompts)])
+    model = load_model(config.model, config.device, config.size)
+    scorer, _ = load_scorer(config.reward, model)
+    prompts = load_prompts(config.prompts_file, config.prompts, config.seed)
+    return Source(model.name, model.path, lambda: model.backbone(dtype), scorer, prompts)
+
+
+def _policy(config: Config, source: Source, weights: str, checkpointing: bool) -> Policy:
+    policy = Policy(
+        source.load(),
+        lora_rank=config.lora_rank if weights == "lora" else 0,
+        checkpointing=checkpointing,
+        seed=config.seed,
+    )
+    if config.compile:
+        policy.backbone.transformer.compile()
+    return policy
+
+
+def _recipe(config: Config, setting: Setting) -> Recipe:
+    recipe = preset(setting.algorithm)
+    window = setting.group_size if recipe.window else 0
+    return replace(
+        recipe,
+        group_size=setting.group_size,
+        window=window,
+        prompts=config.prompts,
+        images=config.images,
+        anchor_chunk=setting.anchor_chunk,
+        velocities=setting.velocities,
+        checkpointing=setting.checkpointing,
+    )
+
+
+def _measure(
+    config: Config, source: Source, policy: Policy, setting: Setting, chosen: list[Arm], advance: Any
+) -> list[dict[str, Any]]:
+    """The rows of one setting: all rounds of all its schemes, in turn."""
+    recipe = _recipe(config, setting)
+    try:
+        step = Step(policy, source.scorer, source.prompts, recipe, setting, config.seed, config.optimizer)
+        schemes = [_scheme(name, fraction, step.times, setting) for name, fraction in chosen]
+        rows = []
+        for round_ in range(-1, config.rounds):  # the first warms up
+            unit = step.unit()
+            for scheme in schemes:
+                timing, overhead = step.time(scheme), step.overhead(scheme)
+                advance(1, note=_note(setting, scheme))
+                if round_ >= 0:
+                    rows.append(
+                        {
+                            "model": source.name,
+                            "device": _device_name(config.device),
+                            "dtype": config.dtype,
+                            **_key(setting, scheme.name, round_),
+                            "samples": len(step.prompts),
+                            "parts": len(step.parts),
+                            "sampling_steps": recipe.sampling_steps,
+                            "trained_steps": len(step.noisy),
+                            **_values(timing, unit, overhead, len(step.parts), setting),
+                        }
+                    )
+    except torch.OutOfMemoryError:
+        raise ValueError(
+            f"{source.name} does not fit on {config.device} ({_note(setting, None)}): lower --batch or "
+            "--size, pass --no-optimizer, or leave full weights out with --variations weights"
+        ) from None
+    return rows
+
+
+def _scheme(name: arms.SchemeName, jagg_frac: float, times: Tensor, setting: Setting) -> Scheme:
+    subset = round(paper.TIMESTEP_FRACTION.low * len(times))
+    generator = torch.Generator().manual_seed(0)
+    return arms.build(
+        name, times, setting.group_size, jagg_frac=jagg_frac, subset_steps=subset, generator=generator
+    )
+
+
+def _values(timing: Timing, unit: Unit, overhead: float, parts: int, setting: Setting) -> dict[str, Any]:
+    price = CostModel(unit.backward, 1.0 if setting.checkpointing else 0.0).price(timing.counts)
+    return {
+        **{f"{phase}_s": seconds for phase, seconds in timing.seconds.items()},
+        "overhead_s": overhead,
+        "peak_memory": timing.peak_memory,
+        **timing.counts._asdict(),
+        "backward_calls": timing.backward_calls,
+        "forward_s": unit.forward,
+        "backward_factor": unit.backward,
+        "predicted_update_s": parts * unit.forward * price,
+    }
+
+
+def _note(setting: Setting, scheme: Scheme | None) -> str:
+    mode = "checkpointing" if setting.checkpointing else "no checkpointing"
+    words = [setting.algorithm, mode, setting.weights, f"W {setting.group_size}", f"batch {setting.batch}"]
+    return ", ".join([*words, *([scheme.name] if scheme else [])])
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_model()

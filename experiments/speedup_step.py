@@ -1,0 +1,264 @@
+"""One training step, timed phase by phase, and what the cost model needs to predict its update.
+
+A step samples trajectories, decodes and scores the images, accumulates the gradient of a scheme and lets
+AdamW move the weights, with a learning rate of 0: the same arithmetic as with any other, and every repetition
+finds the same weights. The samples go through in parts of `Setting.batch`.
+
+The cost model counts in forwards. What one forward and one backward cost here is measured on their own, on
+the update's own shapes:
+
+    f = seconds of a forward without gradient, per step of a part b = (seconds of a tracked forward and its
+    backward - (1 + c) f) / f        c = 1 with checkpointing, else 0
+
+so that its prediction, parts * f * price(counts), is no fit to the times it is held against. What is not the
+network, the core's own work, is measured by putting z * w in the network's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from repro.backbones import Conditioning, bind
+from repro.cost import Counts
+from repro.gradient import GradientReport, VelocityFn, accumulate_gradient
+from repro.grpo import ClippedSurrogate, group_advantages
+from repro.policy import Policy
+from repro.recipes import Algorithm, Recipe
+from repro.rewards import Scorer
+from repro.rollout import Trajectory, reindex, sample
+from repro.scheme import Scheme
+from repro.stopwatch import Stopwatch
+
+Weights = Literal["full", "lora"]
+PHASES = ("rollout", "decode", "reward", "update", "optimizer")
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What is equal for all schemes that are timed against each other.
+
+    Attributes:
+        weights: all of them, or LoRA adapters.
+        checkpointing: of activations; on is the paper's mode.
+        algorithm: whose sampler and trained steps.
+        group_size: W.
+        batch: samples forwarded together at one step.
+        anchor_chunk: anchors in one backward.
+        velocities: `recompute`, the paper's layout, or `rollout`, this suite's default.
+    """
+
+    weights: Weights = "full"
+    checkpointing: bool = True
+    algorithm: Algorithm = "dance_grpo"
+    group_size: int = 4
+    batch: int = 48
+    anchor_chunk: int = 2
+    velocities: Literal["recompute", "rollout"] = "recompute"
+
+
+class Unit(NamedTuple):
+    """What the cost model's unit costs: f in seconds, and b in forwards."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One step.
+
+    Attributes:
+        seconds: by phase, all of `PHASES`.
+        counts: of the update, for one part.
+        backward_calls: likewise.
+        peak_memory: bytes during the update: the device's, or this process's on a CPU; None where unknown.
+    """
+
+    seconds: dict[str, float]
+    counts: Counts
+    backward_calls: int
+    peak_memory: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Samples that go through the network together: what they start from, and what is learned from them."""
+
+    conditioning: Conditioning
+    noise: Tensor
+
+
+class Step:
+    """A training step that can be repeated.
+
+    Args:
+        policy: in the mode that `setting` asks for.
+        scorer: of images, or None to draw random advantages (a random model's images say nothing).
+        prompts: one group of `recipe.images` each.
+        recipe: sampler and trained steps.
+        setting: see there; its batch must divide the number of samples.
+        seed: of noise, window and random advantages.
+        optimizer: whether AdamW takes a step.
+
+    Raises:
+        ValueError: if the batch does not divide the samples.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        scorer: Scorer | None,
+        prompts: Sequence[str],
+        recipe: Recipe,
+        setting: Setting,
+        seed: int = 0,
+        optimizer: bool = True,
+    ) -> None:
+        self.policy, self.scorer, self.recipe, self.setting = policy, scorer, recipe, setting
+        total = len(prompts) * recipe.images
+        if total % setting.batch:
+            raise ValueError(
+                f"{total} samples do not divide into parts of {setting.batch}: choose another batch"
+            )
+        self.prompts = [prompt for prompt in prompts for _ in range(recipe.images)]
+        self._generator = torch.Generator().manual_seed(seed)
+        self.noisy = recipe.noisy_steps(self._generator)
+        self._sigmas = recipe.sigmas
+        self._kernels = recipe.kernels(self.noisy)
+        noise = torch.randn(len(prompts), *policy.latent_shape(), generator=self._generator)
+        noise = noise.repeat_interleave(recipe.images, dim=0).to(policy.device)
+        conditioning = policy.encode(list(prompts), negative=recipe.guidance > 1)
+        conditioning = conditioning.repeat_interleave(recipe.images)
+        parts = [slice(i, i + setting.batch) for i in range(0, total, setting.batch)]
+        self.parts = [Part(conditioning.index(p), noise[p]) for p in parts]
+        self._optimizer = (
+            torch.optim.AdamW(policy.parameters, lr=0.0, weight_decay=recipe.weight_decay)
+            if optimizer
+            else None
+        )
+
+    @property
+    def times(self) -> Tensor:
+        """(n,), sigma at the trained steps."""
+        return self._sigmas[self.noisy.start : self.noisy.stop]
+
+    def time(self, scheme: Scheme) -> Timing:
+        """Take the step with `scheme` over the trained steps."""
+        clock = Stopwatch(self.policy.device)
+        with clock("rollout"):
+            trajectories = [self._sample(part) for part in self.parts]
+        advantages = self._advantages(trajectories, clock)
+        with peak_memory(self.policy.device) as memory, clock("update"):
+            for part, trajectory, gain in zip(self.parts, trajectories, advantages, strict=True):
+                report = self._accumulate(scheme, trajectory, gain, self._velocity(part.conditioning))
+        with clock("optimizer"):
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.recipe.max_grad_norm)
+            if self._optimizer is not None:
+                self._optimizer.step()
+            self._drop_gradients()
+        seconds = {phase: clock.seconds.get(phase, 0.0) for phase in PHASES}
+        return Timing(seconds, report.counts, report.backward_calls, memory[0] if memory else None)
+
+    def unit(self) -> Unit:
+        """Measure f and b, once each, on a part's shapes."""
+        part, m, clock = self.parts[0], self.setting.anchor_chunk, Stopwatch(self.policy.device)
+        velocity = self._velocity(part.conditioning)
+        steps = list(range(min(m, len(self.noisy))))
+        latents = part.noise.expand(len(steps), *part.noise.shape)
+        for phase in ("first", "tracked"):  # the update's backwards add to gradients that are there already
+            with clock(phase), torch.enable_grad():
+                v = velocity(steps, latents)
+                torch.autograd.backward(v, torch.ones_like(v))
+        del v
+        with clock("forward"), torch.no_grad():
+            velocity(steps, latents)
+        self._drop_gradients()
+        forward = clock.seconds["forward"] / len(steps)
+        tracked = clock.seconds["tracked"] / len(steps)
+        passes = 2 if self.setting.checkpointing else 1
+        # A forward that is all overhead can come out dearer than its backward.
+        return Unit(forward, max(0.0, tracked / forward - passes))
+
+    def overhead(self, scheme: Scheme) -> float:
+        """Seconds of an update in which the network is z * w: what the core itself costs."""
+        trajectories = [self._constant(part) for part in self.parts]
+        gains = torch.ones(self.setting.batch, device=self.policy.device)
+        weight = torch.ones((), device=self.policy.device, requires_grad=True)
+        clock = Stopwatch(self.policy.device)
+        with clock("update"):
+            for trajectory in trajectories:
+                self._accumulate(scheme, trajectory, gains, lambda steps, latents: latents * weight)
+        return clock.seconds["update"]
+
+    def _velocity(self, conditioning: Conditioning) -> VelocityFn:
+        backbone = self.policy.as_backbone()
+        return reindex(bind(backbone, conditioning, self._sigmas, self.recipe.guidance), list(self.noisy))
+
+    def _sample(self, part: Part) -> Trajectory:
+        backbone = self.policy.as_backbone()
+        velocity = bind(backbone, part.conditioning, self._sigmas, self.recipe.guidance)
+        return sample(velocity, part.noise, self._sigmas, self._kernels, self._generator)
+
+    def _constant(self, part: Part) -> Trajectory:
+        """A trajectory in the right shapes that no network was needed for."""
+        return sample(lambda steps, z: z, part.noise, self._sigmas, self._kernels, self._generator)
+
+    def _advantages(self, trajectories: list[Trajectory], clock: Stopwatch) -> list[Tensor]:
+        with clock("decode"):
+            images = torch.cat([self.policy.decode(trajectory.final) for trajectory in trajectories])
+        if self.scorer is None:
+            advantages = torch.randn(len(self.prompts), generator=self._generator).to(self.policy.device)
+            return list(advantages.split(self.setting.batch))
+        with clock("reward"):
+            rewards = self.scorer(images, self.prompts)
+        grouped = rewards.view(-1, self.recipe.images)
+        return list(group_advantages(grouped).flatten().to(self.policy.device).split(self.setting.batch))
+
+    def _accumulate(
+        self, scheme: Scheme, trajectory: Trajectory, advantages: Tensor, velocity: VelocityFn
+    ) -> GradientReport:
+        steps = list(self.noisy)
+        return accumulate_gradient(
+            scheme,
+            velocity,
+            ClippedSurrogate.from_trajectory(trajectory, steps, advantages, self.recipe.clip_range),
+            trajectory.trained(steps).latents,
+            rollout=trajectory.cache(steps) if self.setting.velocities == "rollout" else None,
+            policy_version=0,
+            anchor_chunk=self.setting.anchor_chunk,
+            checkpointing=self.setting.checkpointing,
+        )
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.policy.parameters:
+            parameter.grad = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[list[int]]:
+    """Yields a list that holds, afterwards, the most bytes in use within the context, if that can be told.
+
+    On a GPU what torch had allocated on it; on a CPU the process's resident memory, all libraries included.
+    """
+    found: list[int] = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield found
+        found.append(torch.cuda.max_memory_allocated(device))
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
+    except OSError:
+        yield found
+        return
+    yield found
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            found.append(int(line.split()[1]) * 1024)
