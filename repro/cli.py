@@ -42,6 +42,12 @@ EXPERIMENTS = {
     "cosine": Experiment(
         "experiments.cosine", "How close each scheme's gradient is to the exact one, per group."
     ),
+    "speedup": Experiment(
+        "experiments.speedup", "Time per training step, scheme by scheme, beside the cost model's prediction."
+    ),
+    "allgather": Experiment(
+        "experiments.allgather", "All-gathers and reduce-scatters of an update under FSDP2, layout by layout."
+    ),
 }
 
 PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("repro", "experiments"))
