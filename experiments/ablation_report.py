@@ -1,0 +1,143 @@
+"""The ablation read back: the contrasts in words, the reported statement beside them, and the figure."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from experiments import paper
+from experiments.cells import ARMS, SETTINGS
+from experiments.evaluation import REWARD
+from experiments.paired import mean_and_half
+from repro.console import print_table
+from repro.results import read
+
+OUTCOME = "curve"
+"""The outcome that is printed and drawn; the CSV has both."""
+
+
+def show(csv: Path) -> None:
+    """Print the contrasts of the training reward, then what a rise cost."""
+    table = read(csv)
+    rows = [
+        (
+            r.setting,
+            f"{ARMS[r.first].label} minus {ARMS[r.second].label}" + (", best lr" * (r.rates == "best")),
+            r.seeds,
+            f"{r.difference:+.4f}" + ("" if math.isnan(r.half_interval) else f" ± {r.half_interval:.4f}"),
+            _p(r.p_sign_flip),
+            f"{r.margin:.4f}",
+            _p(r.p_equivalence),
+            r.verdict,
+        )
+        for r in table[(table.metric == REWARD) & (table.outcome == OUTCOME)].itertuples()
+    ]
+    model, algorithm = table.model.iloc[0], table.algorithm.iloc[0]
+    print_table(
+        f"{model}, {algorithm}: reward over the run, differences paired by seed (± is a 95 % interval)",
+        ("setting", "contrast", "seeds", "difference", "p sign-flip", "margin", "p equivalence", "verdict"),
+        rows,
+        f"{endpoints_sentence(table)} Paper: {paper.ABLATION}.",
+    )
+    _show_efficiency(read(csv.with_name("ablation-efficiency.csv")))
+
+
+def _p(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def endpoints_sentence(table: pd.DataFrame) -> str:
+    """How many of the endpoints-only contrasts came out as reported."""
+    rows = table[(table.metric == REWARD) & (table.outcome == OUTCOME) & (table["second"] == "jagg")]
+    rows = rows[rows["first"].str.startswith("endpoints")]
+    worse = int((rows.verdict == "lower").sum())
+    return (
+        f"Endpoints-only was lower than JAGG in {worse} of {len(rows)} contrasts here, "
+        f"{int((rows.verdict == 'higher').sum())} times higher."
+    )
+
+
+def _show_efficiency(table: pd.DataFrame) -> None:
+    rows = []
+    for setting in [name for name in SETTINGS if name in set(table.setting)]:
+        for arm in ARMS:
+            runs = table[(table.setting == setting) & (table.arm == arm) & (table.lr_factor == 1)]
+            if runs.empty:
+                continue
+            rows.append(
+                (
+                    setting,
+                    ARMS[arm].label,
+                    len(runs),
+                    _text(runs.rise, 1),
+                    _text(runs.rise / runs.backwards, 1e6),
+                    _text(runs.rise / runs.forwards, 1e6),
+                    _text(runs.rise / runs.seconds, 1e3),
+                )
+            )
+    print_table(
+        "What a rise in reward cost",
+        ("setting", "arm", "seeds", "rise", "per 10⁶ backwards", "per 10⁶ forwards", "per 1000 s"),
+        rows,
+        "Passes are of one image at one step; forwards are all of them, priced by the cost model.",
+    )
+
+
+def _text(values: pd.Series, scale: float) -> str:
+    mean, half = mean_and_half(values.to_numpy() * scale)
+    return f"{mean:+.3g}" + ("" if math.isnan(half) else f" ± {half:.2g}")
+
+
+def plot(csv: Path) -> Path:
+    """Redraw ``ablation.png`` beside the CSV: contrasts with intervals and margins, and reward per second."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    table, efficiency = read(csv), read(csv.with_name("ablation-efficiency.csv"))
+    table = table[(table.metric == REWARD) & (table.outcome == OUTCOME) & (table.rates == "same")]
+    settings = [name for name in SETTINGS if name in set(table.setting)]
+    sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
+    figure, axes = plt.subplots(
+        len(settings), 2, figsize=(12, 3.2 * len(settings) + 0.6), constrained_layout=True, squeeze=False
+    )
+    for row, setting in zip(axes, settings, strict=True):
+        _contrast_panel(row[0], table[table.setting == setting], SETTINGS[setting].label)
+        _efficiency_panel(row[1], efficiency[(efficiency.setting == setting) & (efficiency.lr_factor == 1)])
+    figure.suptitle(f"Paper: {paper.ABLATION.what} is {paper.ABLATION}. Measured here:", fontsize=10)
+    target = csv.with_suffix(".png")
+    figure.savefig(target, dpi=150, metadata={"Software": None})
+    plt.close(figure)
+    return target
+
+
+def _contrast_panel(axis, rows: pd.DataFrame, title: str) -> None:
+    places = np.arange(len(rows))[::-1]
+    axis.errorbar(rows.difference, places, xerr=rows.half_interval, fmt="o", markersize=4, capsize=3)
+    for place, margin in zip(places, rows.margin, strict=True):
+        axis.fill_betweenx([place - 0.3, place + 0.3], -margin, margin, color="0.6", alpha=0.3, linewidth=0)
+    axis.axvline(0, color="0.3", linewidth=0.8)
+    labels = [
+        f"{ARMS[first].label}\nminus {ARMS[second].label}"
+        for first, second in zip(rows["first"], rows["second"], strict=True)
+    ]
+    axis.set_yticks(places, labels, fontsize=7)
+    axis.set(xlabel="difference in reward over the run (grey: the margin of equality)", title=title)
+
+
+def _efficiency_panel(axis, rows: pd.DataFrame) -> None:
+    arms = [arm for arm in ARMS if arm in set(rows.arm)]
+    for place, arm in enumerate(reversed(arms)):
+        runs = rows[rows.arm == arm]
+        mean, half = mean_and_half(runs.rise / runs.seconds * 1e3)
+        axis.errorbar(
+            mean, place, xerr=half, fmt="s", markersize=4, capsize=3, color=f"C{list(ARMS).index(arm)}"
+        )
+    axis.set_yticks(range(len(arms)), [ARMS[arm].label for arm in reversed(arms)], fontsize=7)
+    axis.axvline(0, color="0.3", linewidth=0.8)
+    axis.set(xlabel="rise in reward per 1000 seconds of training", title="reward per second")

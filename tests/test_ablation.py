@@ -1,0 +1,98 @@
+"""The ablation's contrasts, from made-up cells whose answer is known, and from real ones."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from test_convergence import fake
+
+from experiments import ablation, ablation_report, convergence
+from experiments.cells import ARMS
+from experiments.training import CELL, COLUMNS, TIMING_COLUMNS, TRAINING_COLUMNS
+from repro.records import METRICS, PHASES
+from repro.results import read
+
+SPREAD = (-0.003, -0.001, 0.0, 0.001, 0.002, 0.003)
+
+
+def rises(center: float, reverse: bool = False) -> list[float]:
+    return [center + s for s in (reversed(SPREAD) if reverse else SPREAD)]
+
+
+@pytest.fixture
+def cells(tmp_path):
+    """Tables of six seeds: JAGG as exact but for noise, endpoints-own at half, the subset undecided."""
+    table = fake(
+        {
+            ("exact", 1.0): rises(0.4),
+            ("exact", 2.0): rises(0.3),
+            ("jagg", 1.0): rises(0.4, reverse=True),
+            ("jagg", 2.0): rises(0.5),
+            ("endpoints-own", 1.0): rises(0.2),
+            ("endpoints-own", 2.0): rises(0.1),
+            ("subset", 1.0): [0.3, 0.5, 0.3, 0.5, 0.4, 0.4],
+        }
+    )
+    table = table.assign(model="m", algorithm="dance_grpo")[list(COLUMNS)]
+    steps = table[table.step > 0].drop_duplicates([*CELL, "step"])
+    backwards = steps.arm.map({"exact": 100}).fillna(50).astype(int)
+    training = steps.assign(**dict.fromkeys(METRICS, 0) | {"step": steps.step, "fault": None})
+    training = training.assign(backwards=backwards, forwards=backwards, rollout_forwards=80)
+    timings = steps.assign(**dict.fromkeys(PHASES, 0.2))
+    path = tmp_path / "convergence.csv"
+    table.to_csv(path, index=False)
+    training[list(TRAINING_COLUMNS)].to_csv(tmp_path / "convergence-training.csv", index=False)
+    timings[list(TIMING_COLUMNS)].to_csv(tmp_path / "convergence-timings.csv", index=False)
+    provenance = {"config": {"lora_rank": 0, "guidance": 1.0}}
+    (tmp_path / "convergence.provenance.json").write_text(json.dumps(provenance))
+    return path
+
+
+def contrast(table: pd.DataFrame, first: str, second: str, rates: str = "same") -> pd.Series:
+    chosen = table[(table["first"] == first) & (table["second"] == second) & (table.rates == rates)]
+    return chosen[chosen.outcome == "curve"].iloc[0]
+
+
+def test_contrasts_say_what_was_put_in(cells, capsys):
+    ablation.write(cells, ablation.Config())
+    csv = cells.with_name("ablation.csv")
+    table = read(csv)
+    equal = contrast(table, "jagg", "exact")
+    assert equal.seeds == 6 and equal.verdict == "equal within the margin"
+    # A linear rise of 0.4 over eight evaluations has the mean 0.225; a tenth of it is the margin.
+    assert equal.margin == pytest.approx(0.1 * 0.225, rel=1e-2)
+    worse = contrast(table, "endpoints-own", "jagg")
+    assert worse.verdict == "lower" and worse.p_sign_flip == pytest.approx(2 / 64)
+    assert contrast(table, "subset", "jagg").verdict == "undecided"
+    best = contrast(table, "jagg", "exact", rates="best")
+    assert (best.lr_first, best.lr_second, best.verdict) == (2.0, 1.0, "higher")
+    ablation_report.show(csv)
+    printed = capsys.readouterr().out
+    assert "Endpoints-only was lower than JAGG in 2 of 2 contrasts here, 0 times higher." in printed
+    assert "consistently worse than JAGG (reported)" in " ".join(printed.split())
+    assert ablation.plot(csv).stat().st_size > 10_000
+
+
+def test_efficiency_divides_a_rise_by_what_it_cost(cells):
+    ablation.write(cells, ablation.Config())
+    table = read(cells.with_name("ablation-efficiency.csv"))
+    exact, jagg = (table[(table.arm == arm) & (table.lr_factor == 1)].iloc[0] for arm in ("exact", "jagg"))
+    assert (exact.backwards, jagg.backwards) == (800, 400)  # eight steps
+    assert exact.forwards == 8 * (80 + 100 + 2 * 100) and jagg.forwards == 8 * (80 + 50 + 2 * 50)
+    assert exact.seconds == pytest.approx(8 * len(PHASES) * 0.2)
+
+
+def test_quick_uses_the_cells_of_quick_convergence():
+    mine = ablation._cells_config(ablation.Config(quick=True))
+    assert mine == convergence.Config(quick=True)
+
+
+def test_a_margin_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="margin is 0, expected a share above 0"):
+        ablation.run(ablation.Config(margin=0))
+
+
+def test_every_contrast_is_between_arms_that_exist():
+    assert {arm for pair in ablation.CONTRASTS for arm in pair} <= set(ARMS)
