@@ -152,6 +152,8 @@ def train_cells(config: Config) -> Path:
                 train_cell(work, cell, advance)
         for cell in cells:  # a state is left where a run was killed between its last evaluation and its end
             shutil.rmtree(states_folder(folder) / cell.name, ignore_errors=True)
+        if not any(path.is_dir() for path in states_folder(folder).glob("*")):
+            shutil.rmtree(states_folder(folder), ignore_errors=True)
     return folder / "convergence.csv"
 
 
