@@ -42,6 +42,12 @@ EXPERIMENTS = {
     "cosine": Experiment(
         "experiments.cosine", "How close each scheme's gradient is to the exact one, per group."
     ),
+    "convergence": Experiment(
+        "experiments.convergence", "Whether each scheme's reward follows the exact one's over training."
+    ),
+    "ablation": Experiment(
+        "experiments.ablation", "What interpolating is worth: schemes against each other, paired by seed."
+    ),
     "speedup": Experiment(
         "experiments.speedup", "Time per training step, scheme by scheme, beside the cost model's prediction."
     ),
