@@ -49,7 +49,7 @@ class Problem:
         reference: for each scheme the single process's gradient on all ranks' samples.
     """
 
-    policy: FSDPModule
+    policy: Any
     block_sizes: frozenset[int]
     n_blocks: int
     velocity: VelocityFn
@@ -138,7 +138,7 @@ class Collectives(CommDebugMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.advanced_module_tracker = _NoModules()
+        self.advanced_module_tracker = _NoModules()  # type: ignore[assignment]
         self.calls: list[tuple[str, str, int]] = []
         self._phase = "backward"
 

@@ -93,7 +93,7 @@ HEADINGS = (
 
 def summary(base: pd.DataFrame) -> list[tuple[str, ...]]:
     """A row per group under :data:`HEADINGS`, reported beside measured; ``base`` holds the base setting."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for group, at in base.groupby("group"):
         jagg, own = at[at.scheme == JAGG], at[at.scheme == "endpoints-own"]
         low, high = paper.COSINE_EARLY_GROUPS.low, paper.COSINE_EARLY_GROUPS.high

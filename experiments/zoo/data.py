@@ -1,7 +1,8 @@
 """The pictures and names that the bundled checkpoints learn from.
 
-Two fonts draw the same named things: Noto Emoji (npm ``emoji-datasource-google``) and Twemoji (npm
-``emoji-datasource-twitter``), 64x64 on white. A caption is the font's word and the Unicode name,
+Three fonts draw the same named things, 64x64 on white: Noto Emoji (npm ``emoji-datasource-google``) and
+Twemoji (npm ``emoji-datasource-twitter``), which the generators learn, and Fluent Emoji (npm
+``@lobehub/fluent-emoji-3d``), which only scorers see. A caption is the font's word and the Unicode name,
 ``"noto red apple"``. Names are split once, by a hash of the name, into
 
 - ``train``:  seen by the transformer, scorers and reinforcement learning,
@@ -20,9 +21,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +33,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-FONTS = {"noto": "google", "twemoji": "twitter"}
-VERSION = "16.0.0"
+FONTS = ("noto", "twemoji")
+SCORERS_FONT = "fluent"
+PACKAGES = {
+    "noto": "emoji-datasource-google@16.0.0",
+    "twemoji": "emoji-datasource-twitter@16.0.0",
+    SCORERS_FONT: "@lobehub/fluent-emoji-3d@1.1.0",
+}
 SIZE = 64
 _LEFT_OUT_CATEGORIES = {"Flags", "Component", "Symbols"}
 _LEFT_OUT_SUBCATEGORIES = {"time", "family"}  # and all that begin with "person"
 _EVAL, _UNSEEN, _TRAIN = 64, 64, 512
+_WANTED = re.compile(r"package/(emoji\.json|img/\w+/64/.*|assets/.*\.webp)")
 
 
 @dataclass(frozen=True)
@@ -57,40 +65,54 @@ class Pictures:
 
     def select(self, *, fonts: Sequence[str] | None = None, splits: Sequence[str] | None = None) -> Pictures:
         """The pictures of the given fonts and splits (None: all)."""
-        keep = [
-            i
-            for i in range(len(self))
-            if (fonts is None or self.fonts[i] in fonts) and (splits is None or self.splits[i] in splits)
-        ]
+        return self._take(
+            (fonts is None or font in fonts) and (splits is None or split in splits)
+            for font, split in zip(self.fonts, self.splits, strict=True)
+        )
+
+    def where(self, condition: Callable[[str, str], bool]) -> Pictures:
+        """The pictures whose font and name meet a condition."""
+        return self._take(condition(font, name) for font, name in zip(self.fonts, self.names, strict=True))
+
+    def every(self, n: int) -> Pictures:
+        """Each n-th picture."""
+        return self._take(i % n == 0 for i in range(len(self)))
+
+    def _take(self, kept: Iterable[bool]) -> Pictures:
+        index = [i for i, keep in enumerate(kept) if keep]
         return Pictures(
-            self.images[keep],
-            tuple(self.names[i] for i in keep),
-            tuple(self.fonts[i] for i in keep),
-            tuple(self.splits[i] for i in keep),
+            self.images[index],
+            tuple(self.names[i] for i in index),
+            tuple(self.fonts[i] for i in index),
+            tuple(self.splits[i] for i in index),
         )
 
 
 def fetch(folder: Path) -> None:
-    """Download and unpack both npm packages into ``folder`` unless they are there (``npm pack``, 130 MB)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for package in FONTS.values():
-        target = folder / package
-        if (target / "package" / "emoji.json").exists():
+    """Download and unpack the npm packages into ``folder`` unless they are there (``npm pack``, 150 MB)."""
+    for font, package in PACKAGES.items():
+        target = folder / font
+        if target.exists():
             continue
-        archive = folder / f"emoji-datasource-{package}-{VERSION}.tgz"
-        if not archive.exists():
-            subprocess.run(
-                ["npm", "pack", "--silent", archive.stem.rsplit("-", 1)[0] + "@" + VERSION],
-                cwd=folder,
-                check=True,
-            )
-        with tarfile.open(archive) as tar:
-            wanted = [
-                member
-                for member in tar.getmembers()
-                if member.name == "package/emoji.json" or member.name.startswith(f"package/img/{package}/64/")
-            ]
-            tar.extractall(target, members=wanted, filter="data")
+        unpacked = target.with_suffix(".part")
+        unpacked.mkdir(parents=True, exist_ok=True)
+        packing = ["npm", "pack", "--silent", package]
+        archive = subprocess.run(packing, cwd=unpacked, check=True, capture_output=True, text=True).stdout
+        with tarfile.open(unpacked / archive.split()[-1]) as tar:
+            members = [m for m in tar.getmembers() if _WANTED.fullmatch(m.name)]
+            tar.extractall(unpacked, members=members, filter="data")
+        unpacked.rename(target)
+
+
+def _file(folder: Path, font: str, entry: dict) -> Path | None:
+    """The picture of an emoji, or None where the font has none."""
+    codes = [code.lower() for code in (entry["unified"], entry["non_qualified"]) if code]
+    if font == SCORERS_FONT:
+        files = [folder / font / "package" / "assets" / f"{code}.webp" for code in codes]
+    else:
+        vendor = PACKAGES[font].split("@")[0].rsplit("-", 1)[-1]
+        files = [folder / font / "package" / "img" / vendor / "64" / entry["image"]]
+    return next((file for file in files if file.exists()), None)
 
 
 def _kept(entry: dict) -> bool:
@@ -112,6 +134,15 @@ def _on_white(path: Path) -> Tensor:
     return torch.from_numpy(np.asarray(flat).copy()).permute(2, 0, 1)
 
 
+def side(font: str, name: str) -> int:
+    """Which scorers learn this picture: 0 the training scorer, 1 the evaluation scorers.
+
+    Every scorer meets every name and every font, but never a picture that one of the other side learned.
+    """
+    parity = hashlib.sha256(name.encode()).digest()[-1] % 2
+    return (parity + (font == "twemoji")) % 2
+
+
 def split_names(names: Sequence[str]) -> dict[str, str]:
     """The split of each name, decided by its sha256 alone, so that adding a name moves few others."""
     order = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
@@ -120,19 +151,20 @@ def split_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def load(folder: Path) -> Pictures:
-    """All pictures of both fonts; fetched and decoded once, then read from ``folder/pictures.pt``."""
+    """All pictures of all fonts; fetched and decoded once, then read from ``folder/pictures.pt``."""
     cache = folder / "pictures.pt"
     if not cache.exists():
         fetch(folder)
-        entries = json.loads((folder / "google" / "package" / "emoji.json").read_text())
+        entries = json.loads((folder / "noto" / "package" / "emoji.json").read_text())
         by_name = {entry["name"].lower(): entry for entry in entries if _kept(entry)}
         names = sorted(by_name)
         images, rows = [], []
-        for font, package in FONTS.items():
+        for font in PACKAGES:
             for name in names:
-                file = folder / package / "package" / "img" / package / "64" / by_name[name]["image"]
-                images.append(_on_white(file))
-                rows.append((name, font))
+                file = _file(folder, font, by_name[name])
+                if file is not None:
+                    images.append(_on_white(file))
+                    rows.append((name, font))
         torch.save({"images": torch.stack(images), "rows": rows}, cache)
     stored = torch.load(cache, weights_only=True)
     drawn, fonts = zip(*stored["rows"], strict=True)

@@ -20,15 +20,12 @@ from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import make_grid
 from transformers import CLIPImageProcessor, CLIPProcessor, CLIPTokenizer
 
-from experiments.zoo.data import FONTS, SIZE, VERSION, Pictures
-from experiments.zoo.scorers import CONTEXT, MEAN, STD, TransformersDual, open_clip_config
+from experiments.zoo.data import FONTS, PACKAGES, SIZE, Pictures
+from experiments.zoo.scorers import CONTEXT, MEAN, RESOLUTION, STD, TransformersDual, open_clip_config
 from repro.provenance import checkpoint_sha256
 from repro.zoo import SHEET_COLUMNS
 
-DATA = (
-    f"npm emoji-datasource-google {VERSION} (Noto Emoji) and emoji-datasource-twitter {VERSION} (Twemoji), "
-    f"{SIZE}x{SIZE} on white; see NOTICE"
-)
+DATA = f"npm {', '.join(PACKAGES.values())}; {SIZE}x{SIZE} on white; see NOTICE"
 
 
 def save_pipeline(pipe: FluxPipeline | QwenImagePipeline, folder: Path) -> None:
@@ -63,9 +60,9 @@ def save_clip_scorer(dual: TransformersDual, tokenizer: CLIPTokenizer, folder: P
     """PickScore's format: a transformers CLIPModel folder with its processor."""
     shutil.rmtree(folder, ignore_errors=True)
     dual.clip.to(torch.bfloat16).save_pretrained(folder)
-    size = {"height": SIZE, "width": SIZE}
+    size = {"height": RESOLUTION, "width": RESOLUTION}
     images = CLIPImageProcessor(
-        size={"shortest_edge": SIZE}, crop_size=size, image_mean=list(MEAN), image_std=list(STD)
+        size={"shortest_edge": RESOLUTION}, crop_size=size, image_mean=list(MEAN), image_std=list(STD)
     )
     CLIPProcessor(image_processor=images, tokenizer=tokenizer).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -77,7 +74,7 @@ def save_clip_scorer(dual: TransformersDual, tokenizer: CLIPTokenizer, folder: P
 def save_prompts(pictures: Pictures, folder: Path) -> None:
     """The prompts of every split, and the pictures of those that evaluation uses, as one sheet a split."""
     folder.mkdir(parents=True, exist_ok=True)
-    splits = {split: pictures.select(splits=[split]) for split in ("train", "eval", "unseen")}
+    splits = {s: pictures.select(fonts=FONTS, splits=[s]) for s in ("train", "eval", "unseen")}
     prompts = {split: list(some.captions) for split, some in splits.items()}
     (folder / "prompts.json").write_text(json.dumps(prompts, indent=0) + "\n")
     for split in ("eval", "unseen"):
@@ -89,7 +86,7 @@ def write_card(
     folder: Path, title: str, facts: Mapping[str, Any], notes: Sequence[str], sheet: Image.Image | None = None
 ) -> None:
     """``repro_card.json`` for programs and README.md for people, saying the same."""
-    facts = {**facts, "data": DATA, "fonts": list(FONTS), "sha256": checkpoint_sha256(folder)}
+    facts = {**facts, "data": DATA, "sha256": checkpoint_sha256(folder)}
     (folder / "repro_card.json").write_text(json.dumps(facts, indent=2) + "\n")
     lines = [f"# {title}", "", *notes, ""]
     if sheet is not None:

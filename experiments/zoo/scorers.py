@@ -1,12 +1,12 @@
 """The three bundled scorers: small CLIP models in the file formats of HPSv2, PickScore and CLIPScore.
 
-The training scorer (``tiny-hpsv2``) learns from Noto pictures only, the evaluation scorers
-(``tiny-pickscore``, ``tiny-clipscore``) from Twemoji pictures only, with other sizes and seeds: no picture is
-shared between training and evaluation, so that their agreement means something. Each is judged on the font it
+The training scorer (``tiny-hpsv2``) and the evaluation scorers (``tiny-pickscore``, ``tiny-clipscore``)
+learn from disjoint pictures of the same names (`data.side`): where one saw the Noto picture, the other saw
+Twemoji's. So their agreement means something. Each is judged on the pictures of the other side, which it
 never saw.
 
 Loss: symmetric cross-entropy over a batch of distinct names. Pictures are moved, scaled, turned, recoloured
-and blurred at random; the word of a font is put before a name at random, since a scorer should rate what is
+and mirrored at random; the word of a font is put before a name at random, since a scorer should rate what is
 drawn and not the font.
 """
 
@@ -22,10 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
-from experiments.zoo.data import FONTS, SIZE, Pictures
+from experiments.zoo.data import FONTS, Pictures
 from experiments.zoo.loop import train
 
 CONTEXT = 16
+RESOLUTION = 8
+"""Scorers see pictures at 8x8, in one patch. With some 1,500 pictures to learn from, finer ones learned their
+pictures by heart and named far fewer of those that they never saw."""
 PREFIXES = ("", *(f"{font} " for font in FONTS))
 # Normalisation of pixels on [0, 1], written into every scorer's preprocessing config.
 MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -50,10 +53,16 @@ class TransformersDual(nn.Module):
 
 
 def open_clip_config(vocab_size: int) -> dict:
-    """open_clip's ``model_cfg`` of tiny-hpsv2: patches of 8, width 96, 4 layers."""
+    """open_clip's ``model_cfg`` of tiny-hpsv2: width 128, 2 layers."""
     return {
         "embed_dim": 64,
-        "vision_cfg": {"image_size": SIZE, "layers": 4, "width": 96, "head_width": 24, "patch_size": 8},
+        "vision_cfg": {
+            "image_size": RESOLUTION,
+            "patch_size": RESOLUTION,
+            "layers": 2,
+            "width": 128,
+            "head_width": 32,
+        },
         "text_cfg": {
             "context_length": CONTEXT,
             "vocab_size": vocab_size,
@@ -75,7 +84,7 @@ def open_clip_dual(tokenizer: CLIPTokenizer) -> nn.Module:
 
 
 def transformers_dual(tokenizer: CLIPTokenizer, width: int, layers: int) -> TransformersDual:
-    """A PickScore- or CLIPScore-style scorer's network, on patches of 16."""
+    """A PickScore- or CLIPScore-style scorer's network."""
     text = {
         "vocab_size": len(tokenizer),
         "hidden_size": width,
@@ -88,8 +97,8 @@ def transformers_dual(tokenizer: CLIPTokenizer, width: int, layers: int) -> Tran
         "pad_token_id": tokenizer.pad_token_id,
     }
     vision = {
-        "image_size": SIZE,
-        "patch_size": 16,
+        "image_size": RESOLUTION,
+        "patch_size": RESOLUTION,
         "hidden_size": width,
         "intermediate_size": 4 * width,
         "num_hidden_layers": layers,
@@ -100,7 +109,7 @@ def transformers_dual(tokenizer: CLIPTokenizer, width: int, layers: int) -> Tran
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Move (8 %), scale (0.8-1.15), turn (12 degrees), recolour and blur each of (B, 3, 64, 64)."""
+    """Move (8 %), scale (0.8-1.15), turn (12 degrees), recolour and mirror (B, 3, 64, 64)."""
     n = len(images)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -112,16 +121,16 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     grid = F.affine_grid(rows, list(images.shape), align_corners=False)
     # Sampled as darkness, so that what comes in from outside is white paper.
     moved = 1 - F.grid_sample(1 - images, grid, align_corners=False)
-    gain = (0.85 + 0.3 * torch.rand(n, 3, 1, 1, generator=generator)).clamp(max=1.1)
+    gain = 0.7 + 0.5 * torch.rand(n, 3, 1, 1, generator=generator)
     tinted = 1 - (1 - moved) * gain
-    blurred = F.interpolate(F.avg_pool2d(tinted, 2), scale_factor=2, mode="bilinear")
-    share = uniform(0, 1).clamp(min=0.4).sub(0.4).view(n, 1, 1, 1) / 0.6
-    return torch.lerp(tinted, blurred, share).clamp(0, 1)
+    mirrored = torch.rand(n, generator=generator).view(n, 1, 1, 1) < 0.5
+    return torch.where(mirrored, tinted.flip(-1), tinted).clamp(0, 1)
 
 
-def normalise(images: Tensor) -> Tensor:
-    """[0, 1] pixels to the networks' range."""
-    return (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+def prepare(images: Tensor) -> Tensor:
+    """(B, 3, 64, 64) in [0, 1] to what the networks take, as their preprocessing configs say."""
+    small = F.interpolate(images, size=(RESOLUTION, RESOLUTION), mode="bicubic", antialias=True)
+    return (small - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
 def tokens(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
@@ -139,19 +148,21 @@ def train_scorer(
     seed: int,
     batch: int,
 ) -> dict[str, float]:
-    """Train ``dual`` in place on one font's pictures; return the last losses."""
+    """Train ``dual`` in place; return the last losses."""
 
     def loss_fn(step: int, generator: torch.Generator):
-        index = torch.randperm(len(pictures), generator=generator)[:batch].tolist()
-        images = normalise(augment(pictures.images[index], generator))
+        # One picture a name, or the batch would hold two right answers.
+        order = torch.randperm(len(pictures), generator=generator).tolist()
+        index = list({pictures.names[i]: i for i in order}.values())[:batch]
+        images = prepare(augment(pictures.images[index], generator))
         words = torch.randint(len(PREFIXES), (batch,), generator=generator).tolist()
         texts = [PREFIXES[w] + pictures.names[i] for w, i in zip(words, index, strict=True)]
         image = F.normalize(dual.encode_image(images), dim=-1)
         text = F.normalize(dual.encode_text(tokens(tokenizer, texts)), dim=-1)
         logits = dual.logit_scale.exp().clamp(max=50) * image @ text.T
-        target = torch.arange(batch)
-        loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
-        return loss, {"right": (logits.argmax(1) == target).float().mean().item()}
+        target = torch.arange(len(index))
+        losses = [F.cross_entropy(x, target, label_smoothing=0.1) for x in (logits, logits.T)]
+        return sum(losses) / 2, {"right": (logits.argmax(1) == target).float().mean().item()}
 
     return train(dual, loss_fn, folder=folder, steps=steps, lr=1.5e-3, seed=seed, weight_decay=0.1)
 
@@ -162,14 +173,14 @@ def accuracy_among(
 ) -> float:
     """Share of ``pictures`` whose own name scores highest among ``names`` names, the others at random."""
     image = torch.cat(
-        [F.normalize(dual.encode_image(normalise(b)), dim=-1) for b in pictures.images.split(256)]
+        [F.normalize(dual.encode_image(prepare(b)), dim=-1) for b in pictures.images.split(256)]
     )
     text = F.normalize(dual.encode_text(tokens(tokenizer, list(pictures.names))), dim=-1)
     scores = image @ text.T
     generator = torch.Generator().manual_seed(seed)
     right = []
-    for i in range(len(pictures)):
-        others = torch.randperm(len(pictures), generator=generator)
-        others = others[others != i][: names - 1]
+    for i, name in enumerate(pictures.names):
+        others = torch.randperm(len(pictures), generator=generator).tolist()
+        others = [j for j in others if pictures.names[j] != name][: names - 1]
         right.append(bool(scores[i, i] > scores[i, others].max()))
     return sum(right) / len(right)
