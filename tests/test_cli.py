@@ -193,7 +193,15 @@ def test_ctrl_c_then_the_same_command_finishes(repro, tmp_path):
         "raise SystemExit(cli.main())"
     )
     command = [sys.executable, "-c", program, "run", "fake", "--mode", "slow", "--groups", "9"]
-    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs, and so perhaps these tests, with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "row\n"
     child.send_signal(signal.SIGINT)

@@ -91,9 +91,10 @@ def test_requirements_admit_the_gpu_machine_and_cover_what_is_imported():
     requirements = PROJECT["project"]["dependencies"]
     assert "torch>=2.11" in requirements and not any("<" in line or "==" in line for line in requirements)
     assert PROJECT["project"]["requires-python"] == ">=3.11"
-    development = PROJECT["project"]["optional-dependencies"]["dev"]
+    extras = PROJECT["project"]["optional-dependencies"]
+    development = extras["dev"]
     for folder, available in (
-        ("repro", requirements),
+        ("repro", requirements + extras["logging"]),
         ("experiments", requirements),
         ("tests", requirements + development),
         ("benchmarks", requirements + development),
