@@ -1,0 +1,163 @@
+"""What the suites time: a policy, one batch of its samples, and the plain loop's time on them.
+
+pytest benchmarks                                          tiny-flux, 48 samples
+pytest benchmarks --model reduced --batch 4                a much reduced FLUX with random weights
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+from plain_loop import plain_update
+from torch import Tensor
+
+from experiments import paper
+from repro import zoo
+from repro.backbones import Backbone, Conditioning, bind, load
+from repro.backbones.synthetic import build
+from repro.gradient import GradientReport, VelocityFn, accumulate_gradient
+from repro.grpo import ClippedSurrogate
+from repro.rollout import Trajectory, reindex, sample
+from repro.scheme import Scheme
+from repro.sde import Dance, shifted_sigmas
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--model", default="tiny-flux", help="a model, or 'reduced' for random weights")
+    parser.addoption("--batch", type=int, default=48, help="samples")
+    parser.addoption("--device", default="cpu", help="torch device")
+
+
+@dataclass
+class Batch:
+    """One update's input: B samples of the early code's 21 steps, 20 of them trained."""
+
+    backbone: Backbone
+    conditioning: Conditioning
+    trajectory: Trajectory
+    advantages: Tensor
+    sigmas: Tensor
+    n_steps: int
+
+    @property
+    def times(self) -> Tensor:
+        """(n,), sigma at the trained steps."""
+        return self.sigmas[: self.n_steps]
+
+    @property
+    def velocity(self) -> VelocityFn:
+        """The network at the trained steps."""
+        return reindex(bind(self.backbone, self.conditioning, self.sigmas), self.n_steps)
+
+    @property
+    def surrogate(self) -> ClippedSurrogate:
+        """The clipped objective."""
+        return ClippedSurrogate.from_trajectory(
+            self.trajectory, self.n_steps, self.advantages, paper.CLIP_RANGE.low
+        )
+
+    def first(self, samples: int) -> Batch:
+        """The same with fewer samples."""
+        part = slice(0, samples)
+        return replace(
+            self,
+            conditioning=self.conditioning.index(part),
+            trajectory=self.trajectory.samples(part),
+            advantages=self.advantages[part],
+        )
+
+    def update(
+        self, scheme: Scheme, chunk: int = 2, kept: bool = False, velocity: VelocityFn | None = None
+    ) -> GradientReport:
+        """Accumulate a scheme's gradient; `kept` takes the rollout's velocities."""
+        return accumulate_gradient(
+            scheme,
+            velocity or self.velocity,
+            self.surrogate,
+            self.trajectory.trained(self.n_steps).latents,
+            rollout=self.trajectory.cache(self.n_steps) if kept else None,
+            policy_version=0,
+            anchor_chunk=chunk,
+        )
+
+    def plain(self) -> float:
+        """The plain loop's update."""
+        return plain_update(
+            self.backbone,
+            self.conditioning,
+            self.trajectory,
+            self.advantages,
+            self.n_steps,
+            paper.ETA.low,
+            paper.CLIP_RANGE.low,
+        )
+
+    def gradient(self, update: Callable[[], Any]) -> Tensor:
+        """What `update` adds to .grad, flat."""
+        self.backbone.transformer.zero_grad()
+        update()
+        gradients = [p.grad.flatten() for p in self.backbone.transformer.parameters() if p.grad is not None]
+        self.backbone.transformer.zero_grad()
+        return torch.cat(gradients)
+
+    @cached_property
+    def plain_seconds(self) -> float:
+        """How long the plain loop takes; once, as it is long enough not to need repeating."""
+        self.first(1).plain()  # warm-up
+        start = time.perf_counter()
+        self.plain()
+        synchronize(self.backbone.device)
+        return time.perf_counter() - start
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@pytest.fixture(scope="session")
+def backbone(pytestconfig: pytest.Config) -> Backbone:
+    name, device = pytestconfig.getoption("--model"), pytestconfig.getoption("--device")
+    if name == "reduced":
+        return build("flux-dev", torch.float32, device, 64, reduced=True)
+    folder = zoo.resolve(name)
+    if folder is not None and not (folder / "model_index.json").exists():
+        pytest.skip(f"{name} is not in this tree; --model reduced needs nothing")
+    return load(name, device=device)
+
+
+@pytest.fixture(scope="session")
+def batch(backbone: Backbone, pytestconfig: pytest.Config) -> Batch:
+    samples = pytestconfig.getoption("--batch")
+    sigmas = shifted_sigmas(int(paper.SAMPLING_STEPS.low), paper.SHIFT.low)
+    generator = torch.Generator().manual_seed(0)
+    conditioning = backbone.encode(["noto red apple"]).repeat(samples)
+    noise = torch.randn(samples, *backbone.latent_shape(), generator=generator).to(backbone.device)
+    velocity = bind(backbone, conditioning, sigmas)
+    trajectory = sample(velocity, noise, sigmas, Dance(paper.ETA.low), generator)
+    advantages = torch.randn(samples, generator=generator).to(backbone.device)
+    return Batch(backbone, conditioning, trajectory, advantages, sigmas, int(paper.TRAINED_STEPS.low))
+
+
+@pytest.fixture
+def timed(benchmark: Any, backbone: Backbone) -> Callable[..., float]:
+    """Run a function in a few rounds after a warm-up; returns the median of its seconds."""
+
+    def run(function: Callable[[], Any], rounds: int = 5) -> float:
+        def finished() -> Any:
+            result = function()
+            synchronize(backbone.device)
+            return result
+
+        start = time.perf_counter()
+        benchmark.pedantic(finished, rounds=rounds, warmup_rounds=1)
+        once = time.perf_counter() - start  # with --benchmark-disable it runs once and has no statistics
+        return once if benchmark.stats is None else benchmark.stats.stats.median
+
+    return run
