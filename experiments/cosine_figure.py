@@ -153,6 +153,8 @@ def _finish(axis: Any, xlabel: str, title: str, measured: bool = True) -> None:
     if axis.has_data():
         axis.set_yscale("log")
         axis.legend(fontsize=6.5)
+    else:
+        axis.set(xticks=[], yticks=[])
     if not measured:
         axis.text(
             0.5, 0.95, "not all measured in this run", ha="center", transform=axis.transAxes, color="0.5"
