@@ -76,7 +76,7 @@ def run(config: Config) -> Path:
         ValueError: a setting that does not fit, or a model, reward or prompts that cannot be loaded.
     """
     if config.quick:
-        config = replace(config, settings=("base",), prompts=4, samples=1)
+        config = replace(config, settings=("base",), prompts=3, samples=1)
     chosen = settings(config)
     prompts = load_prompts(config.prompts_file, config.prompts, config.seed)
     model = load_model(config.model, config.device, config.size)

@@ -22,7 +22,7 @@ class Config:
     model: str = "tiny-flux"
     """bundled model (tiny-flux, tiny-qwen-image), diffusers folder, or hub id"""
     quick: bool = False
-    """the base setting on 4 prompts, into results/quick"""
+    """the base setting on 3 prompts, into results/quick"""
     settings: tuple[SettingName, ...] = get_args(SettingName)
     """which variations to measure; each differs from the base in one thing"""
     prompts: int = 16
