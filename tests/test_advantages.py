@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -18,7 +18,6 @@ rewards_strategy = npst.arrays(
 )
 
 
-@settings(deadline=None)  # the first call may be slow on a busy machine
 @given(rewards=rewards_strategy, shift=st.floats(-50, 50), scale=st.floats(0.01, 100))
 def test_advantages_ignore_shift_and_positive_scale(rewards, shift, scale):
     rewards = torch.from_numpy(rewards)
@@ -29,7 +28,6 @@ def test_advantages_ignore_shift_and_positive_scale(rewards, shift, scale):
         torch.testing.assert_close(moved, group_advantages(rewards), rtol=1e-6, atol=1e-6)
 
 
-@settings(deadline=None)  # the first call may be slow on a busy machine
 @given(rewards=rewards_strategy)
 def test_advantages_have_zero_mean_and_unit_std_or_vanish(rewards):
     rewards = torch.from_numpy(rewards)
@@ -39,7 +37,7 @@ def test_advantages_have_zero_mean_and_unit_std_or_vanish(rewards):
     for row, found in zip(rewards, advantages, strict=True):
         if row.max() - row.min() > 1e-12 * row.abs().max():
             assert found.std().item() == pytest.approx(1, abs=1e-8)
-            assert row[found.argmax()] == row.max()
+            assert found[row.argmax()] == found.max()  # order is kept; rewards too close may tie
         else:
             assert (found == 0).all()
 

@@ -26,7 +26,7 @@ def test_table_of_one_group_of_four():
         assert model.price(Counts(forwards=4 + 2, recomputes=recomputes, backwards=2)) == early_code
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.integers(2, 12),
     st.integers(1, 4),

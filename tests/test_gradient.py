@@ -141,7 +141,7 @@ def test_every_scheme_is_its_definition_for_any_chunks(name, source):
         assert relative(problem.take_grad(), expected) < TOLERANCE
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(sorted(SCHEMES)),
     st.sampled_from(["rollout", "recompute", "correct"]),

@@ -16,7 +16,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 from torch import Tensor
@@ -143,7 +143,6 @@ def test_the_score_of_the_exact_field_is_the_gaussians():
 unit = st.floats(0.01, 1.0)
 
 
-@settings(deadline=None)  # the first call may be slow on a busy machine
 @given(sigma=unit, share=st.floats(0.0, 0.99), eta=st.floats(0.0, 1.0))
 def test_cps_keeps_the_schedules_coefficients(sigma, share, eta):
     """With z = (1 - s) x0 + s e and v = e - x0: data weight 1 - s', squared noise weights adding to s'^2."""
@@ -186,7 +185,6 @@ def test_flow_is_finite_at_pure_noise():
     )  # only sigma = 1 is special
 
 
-@settings(deadline=None)  # the first call may be slow on a busy machine
 @given(
     sigma=unit, share=st.floats(0.0, 0.99), kernel=st.sampled_from([Dance(0.3), Flow(0.7), CPS(0.4), ODE()])
 )

@@ -25,7 +25,7 @@ Name = Literal[
     "emoji", "tiny-hpsv2", "tiny-pickscore", "tiny-clipscore", "tiny-flux", "tiny-qwen-image", "all"
 ]
 VAE_STEPS, VAE_BATCH, VAE_LR = 1400, 16, 2e-3
-DIT_STEPS = {"tiny-flux": 4000, "tiny-qwen-image": 2000}
+DIT_STEPS = {"tiny-flux": 4000, "tiny-qwen-image": 4400}
 DIT_BATCH, DIT_LR = 64, 1.5e-3
 SNAPSHOTS = {"tiny-flux": (400, 1000, 2200), "tiny-qwen-image": ()}
 SCORER_STEPS, SCORER_BATCH = 700, 256

@@ -1,15 +1,14 @@
 """The pictures and names that the bundled checkpoints learn from.
 
-Three fonts draw the same named things, 64x64 on white: Noto Emoji (npm ``emoji-datasource-google``) and
-Twemoji (npm ``emoji-datasource-twitter``), which the generators learn, and Fluent Emoji (npm
-``@lobehub/fluent-emoji-3d``), which only scorers see. A caption is the font's word and the Unicode name,
-``"noto red apple"``. Names are split once, by a hash of the name, into
+Four fonts draw the same named things, 64x64 on white: Noto Emoji (npm ``emoji-datasource-google``) and
+Twemoji (npm ``emoji-datasource-twitter``), which the generators learn; Fluent Emoji (npm
+``@lobehub/fluent-emoji-3d``) and EmojiOne (npm ``emojione``), which only scorers see. A caption is the font's
+word and the Unicode name, ``"noto red apple"``. Names are split once, by a hash of the name, into
 
 - ``train``:  seen by the transformer, scorers and reinforcement learning,
 - ``eval``:   seen by the transformer and scorers, kept from reinforcement learning (the evaluation prompts),
 - ``unseen``: seen by scorers, never by any part of the generator,
-- ``extra``:  seen by scorers and autoencoders, not by the transformer, which two cores could not teach all
-names
+- ``extra``:  seen by scorers and autoencoders, not by the transformer, which two cores could not teach them all
   within an hour.
 
 Left out: flags, symbols, clock faces, people and families, whose names do not say what the picture shows or
@@ -34,17 +33,18 @@ from PIL import Image
 from torch import Tensor
 
 FONTS = ("noto", "twemoji")
-SCORERS_FONT = "fluent"
+SCORERS_FONTS = ("fluent", "emojione")
 PACKAGES = {
     "noto": "emoji-datasource-google@16.0.0",
     "twemoji": "emoji-datasource-twitter@16.0.0",
-    SCORERS_FONT: "@lobehub/fluent-emoji-3d@1.1.0",
+    "fluent": "@lobehub/fluent-emoji-3d@1.1.0",
+    "emojione": "emojione@2.2.7",
 }
 SIZE = 64
 _LEFT_OUT_CATEGORIES = {"Flags", "Component", "Symbols"}
 _LEFT_OUT_SUBCATEGORIES = {"time", "family"}  # and all that begin with "person"
 _EVAL, _UNSEEN, _TRAIN = 64, 64, 512
-_WANTED = re.compile(r"package/(emoji\.json|img/\w+/64/.*|assets/.*\.webp)")
+_WANTED = re.compile(r"package/(emoji\.json|img/\w+/64/.*|assets/.*\.webp|assets/png/.*\.png)")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Pictures:
 
 
 def fetch(folder: Path) -> None:
-    """Download and unpack the npm packages into ``folder`` unless they are there (``npm pack``, 150 MB)."""
+    """Download and unpack the npm packages into ``folder`` unless they are there (``npm pack``, 240 MB)."""
     for font, package in PACKAGES.items():
         target = folder / font
         if target.exists():
@@ -107,8 +107,14 @@ def fetch(folder: Path) -> None:
 def _file(folder: Path, font: str, entry: dict) -> Path | None:
     """The picture of an emoji, or None where the font has none."""
     codes = [code.lower() for code in (entry["unified"], entry["non_qualified"]) if code]
-    if font == SCORERS_FONT:
+    if font == "fluent":
         files = [folder / font / "package" / "assets" / f"{code}.webp" for code in codes]
+    elif font == "emojione":
+        # Its files leave out the variation selector.
+        files = [
+            folder / font / "package" / "assets" / "png" / f"{code.replace('-fe0f', '')}.png"
+            for code in codes
+        ]
     else:
         vendor = PACKAGES[font].split("@")[0].rsplit("-", 1)[-1]
         files = [folder / font / "package" / "img" / vendor / "64" / entry["image"]]
@@ -140,7 +146,7 @@ def side(font: str, name: str) -> int:
     Every scorer meets every name and every font, but never a picture that one of the other side learned.
     """
     parity = hashlib.sha256(name.encode()).digest()[-1] % 2
-    return (parity + (font == "twemoji")) % 2
+    return (parity + (font in ("twemoji", "emojione"))) % 2
 
 
 def split_names(names: Sequence[str]) -> dict[str, str]:
