@@ -25,10 +25,10 @@ Name = Literal[
     "emoji", "tiny-hpsv2", "tiny-pickscore", "tiny-clipscore", "tiny-flux", "tiny-qwen-image", "all"
 ]
 VAE_STEPS, VAE_BATCH, VAE_LR = 1400, 16, 2e-3
-DIT_STEPS = {"tiny-flux": 4000, "tiny-qwen-image": 4400}
+DIT_STEPS = {"tiny-flux": 4000, "tiny-qwen-image": 8800}
+DIT_CYCLES = {"tiny-flux": 1, "tiny-qwen-image": 2}
 DIT_BATCH, DIT_LR = 64, 1.5e-3
 SNAPSHOTS = {"tiny-flux": (400, 1000, 2200), "tiny-qwen-image": ()}
-SCORER_STEPS, SCORER_BATCH = 700, 256
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,15 @@ def build_hpsv2(build: Build, pictures: data.Pictures) -> None:
 
 
 def build_pickscore(build: Build, pictures: data.Pictures) -> None:
-    def network(tokenizer: Any) -> nn.Module:
-        return scorers.transformers_dual(tokenizer, width=128, layers=2)
-
-    _build_scorer(build, pictures, "tiny-pickscore", 1, 12, network, export.save_clip_scorer)
+    _build_scorer(
+        build, pictures, "tiny-pickscore", 1, 12, scorers.transformers_dual, export.save_clip_scorer
+    )
 
 
 def build_clipscore(build: Build, pictures: data.Pictures) -> None:
-    def network(tokenizer: Any) -> nn.Module:
-        return scorers.transformers_dual(tokenizer, width=96, layers=3)
-
-    _build_scorer(build, pictures, "tiny-clipscore", 1, 13, network, export.save_clip_scorer)
+    _build_scorer(
+        build, pictures, "tiny-clipscore", 1, 13, scorers.transformers_dual, export.save_clip_scorer
+    )
 
 
 def _build_scorer(
@@ -97,13 +95,13 @@ def _build_scorer(
     dual = network(tokenizer)
     own = pictures.where(lambda font, name: data.side(font, name) == side)
     strange = pictures.where(lambda font, name: data.side(font, name) != side).select(fonts=data.FONTS)
-    losses = scorers.train_scorer(dual, tokenizer, own, build.work / name, SCORER_STEPS, seed, SCORER_BATCH)
+    losses = scorers.train_scorer(dual, tokenizer, own, build.work / name, seed)
     dual.eval()
     facts = {
         "side": side,
         "pictures": len(own),
-        "steps": SCORER_STEPS,
-        "batch": SCORER_BATCH,
+        "steps": {"images": scorers.IMAGE_STEPS, "texts": scorers.TEXT_STEPS},
+        "batch": scorers.BATCH,
         "seed": seed,
         "command": _command(name),
         "final": losses,
@@ -155,9 +153,21 @@ def _build_model(
     if isinstance(pipe, FluxPipeline):  # Qwen-Image pads to the longest prompt instead
         common["max_sequence_length"] = dit.MAX_SEQUENCE_LENGTH
     trained = dit.train_dit(
-        pipe, seen, build.work / name, DIT_STEPS[name], DIT_BATCH, DIT_LR, snapshots=SNAPSHOTS[name]
+        pipe,
+        seen,
+        build.work / name,
+        DIT_STEPS[name],
+        DIT_BATCH,
+        DIT_LR,
+        snapshots=SNAPSHOTS[name],
+        cycles=DIT_CYCLES[name],
     )
-    facts = {**common, "training_steps": DIT_STEPS[name], "final": trained}
+    facts = {
+        **common,
+        "training_steps": DIT_STEPS[name],
+        "learning_rate_cycles": DIT_CYCLES[name],
+        "final": trained,
+    }
     export.save_pipeline(pipe, build.out / name)
     _judge(build.out / name, name, facts, pictures)
     for steps in SNAPSHOTS[name]:

@@ -8,7 +8,7 @@ word and the Unicode name, ``"noto red apple"``. Names are split once, by a hash
 - ``train``:  seen by the transformer, scorers and reinforcement learning,
 - ``eval``:   seen by the transformer and scorers, kept from reinforcement learning (the evaluation prompts),
 - ``unseen``: seen by scorers, never by any part of the generator,
-- ``extra``:  seen by scorers and autoencoders, not by the transformer, which two cores could not teach them all
+- ``extra``:  seen by scorers and autoencoders, not by the transformer, which two cores could not teach them
   within an hour.
 
 Left out: flags, symbols, clock faces, people and families, whose names do not say what the picture shows or

@@ -195,6 +195,7 @@ def train_dit(
     batch: int = 96,
     lr: float = 1.5e-3,
     snapshots: tuple[int, ...] = (),
+    cycles: int = 1,
 ) -> dict[str, float]:
     """Train ``pipe`` in place; return the last losses."""
     velocity = flux_velocity if isinstance(pipe, FluxPipeline) else qwen_velocity
@@ -215,6 +216,6 @@ def train_dit(
         return error.mean(), {"high": error[sigma > 0.7].mean().item()}
 
     files = {step: folder / f"snapshot-{step}.pt" for step in snapshots}
-    losses = train(parts, loss_fn, folder=folder, steps=steps, lr=lr, seed=2, snapshots=files)
+    losses = train(parts, loss_fn, folder=folder, steps=steps, lr=lr, seed=2, snapshots=files, cycles=cycles)
     parts.eval().requires_grad_(False)
     return losses

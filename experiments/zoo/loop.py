@@ -20,7 +20,8 @@ LossFn = Callable[[int, torch.Generator], tuple[Tensor, Mapping[str, float]]]
 
 
 def warmup_cosine(step: int, steps: int, warmup: int = 100) -> float:
-    """Learning-rate factor: linear warm-up, then a cosine to zero at ``steps``."""
+    """Learning-rate factor: linear warm-up, then a cosine to zero at ``steps``; then the same again."""
+    step %= steps
     return min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
@@ -35,12 +36,14 @@ def train(
     weight_decay: float = 0.01,
     save_every: int = 200,
     snapshots: Mapping[int, Path] | None = None,
+    cycles: int = 1,
 ) -> dict[str, float]:
     """Train ``module`` in place; return the last losses (running means over some 50 steps) and the seconds.
 
     ``loss_fn(step, generator)`` gives a scalar loss and numbers to show. State is kept in
     ``folder/state.pt``; rerunning continues from it. ``snapshots`` maps a step to a file that receives the
-    state dict at that step. The learning rate ends at zero, so no averaging of weights is needed.
+    state dict at that step. The learning rate ends at zero, so no averaging of weights is needed; it does
+    so ``cycles`` times.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state_file = folder / "state.pt"
@@ -53,7 +56,7 @@ def train(
         betas=(0.9, 0.98),
         foreach=True,
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, steps // cycles))
     shown: dict[str, float] = {}
     start, seconds = 0, 0.0
     if state_file.exists():
