@@ -148,4 +148,4 @@ def markdown(csv: Path) -> str:
 def _text(estimate: Estimate) -> str:
     if math.isnan(estimate.value):
         return "-"
-    return f"{estimate.value:.4f}" + ("" if math.isnan(estimate.half) else f" ± {estimate.half:.4f}")
+    return f"{estimate.value:.4f}" + ("" if math.isnan(estimate.half) else f"±{estimate.half:.4f}")

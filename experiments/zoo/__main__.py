@@ -28,6 +28,7 @@ VAE_STEPS, VAE_BATCH, VAE_LR = 1400, 16, 2e-3
 DIT_STEPS = {"tiny-flux": 4000, "tiny-qwen-image": 8800}
 DIT_CYCLES = {"tiny-flux": 1, "tiny-qwen-image": 2}
 DIT_BATCH, DIT_LR = 64, 1.5e-3
+GUIDANCE = 3.0
 SNAPSHOTS = {"tiny-flux": (400, 1000, 2200), "tiny-qwen-image": ()}
 
 
@@ -91,7 +92,7 @@ def _build_scorer(
 ) -> None:
     torch.manual_seed(seed)
     captions = pictures.select(fonts=data.FONTS).captions
-    tokenizer = build_clip_tokenizer(captions, vocab_size=1600, max_length=scorers.CONTEXT)
+    tokenizer = build_clip_tokenizer(captions, scorers.VOCABULARY, scorers.CONTEXT)
     dual = network(tokenizer)
     own = pictures.where(lambda font, name: data.side(font, name) == side)
     strange = pictures.where(lambda font, name: data.side(font, name) != side).select(fonts=data.FONTS)
@@ -193,12 +194,16 @@ def _judge(folder: Path, name: str, facts: dict[str, Any], pictures: data.Pictur
         drawn = evaluate.sample(pipe, some.captions)
         again = evaluate.reconstruct(pipe.vae, some.images)
         results[f"{split}_reconstruction_l1"] = float((again - some.images).abs().mean())
+        guided = evaluate.sample(pipe, some.captions, guidance=GUIDANCE) if split == "eval" else None
         for spec in zoo.EVALUATION_SCORERS:
             scorer = rewards.load(spec, "cpu")
             results[f"{split}_{spec.split(':')[1]}"] = evaluate.scores(scorer, some, again, drawn)
+            if guided is not None:
+                shares = evaluate.scores(scorer, some, again, guided)
+                results[f"{split}_{spec.split(':')[1]}"]["share_guided_samples"] = shares["share_samples"]
         if split == "eval":
-            few = some.every(len(some) // 24)
-            sheet = evaluate.contact_sheet(few, drawn[:: len(some) // 24])
+            few = torch.arange(24) * len(some) // 24
+            sheet = evaluate.contact_sheet(some.take(few.tolist()), drawn[few])
     notes = [
         f"A {type(pipe).__name__} small enough to train and fine-tune on two cores: the real architecture, "
         "emoji for pictures. Load it with `from_pretrained` and call it with height=64, width=64"
@@ -208,7 +213,8 @@ def _judge(folder: Path, name: str, facts: dict[str, Any], pictures: data.Pictur
         "",
         "`share_samples` is how far samples are from shuffled prompts (0) to the real pictures (1), on an "
         "evaluation scorer that had no part in training; `share_reconstructions` the same for the "
-        "autoencoder alone.",
+        "autoencoder alone. Samples are drawn without guidance, guided ones with `true_cfg_scale` "
+        f"{GUIDANCE:g} and an empty negative prompt.",
     ]
     export.write_card(folder, name, {**facts, "evaluation": results}, notes, sheet)
     for key, value in results.items():

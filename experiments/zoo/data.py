@@ -65,21 +65,25 @@ class Pictures:
 
     def select(self, *, fonts: Sequence[str] | None = None, splits: Sequence[str] | None = None) -> Pictures:
         """The pictures of the given fonts and splits (None: all)."""
-        return self._take(
+        return self._keep(
             (fonts is None or font in fonts) and (splits is None or split in splits)
             for font, split in zip(self.fonts, self.splits, strict=True)
         )
 
     def where(self, condition: Callable[[str, str], bool]) -> Pictures:
         """The pictures whose font and name meet a condition."""
-        return self._take(condition(font, name) for font, name in zip(self.fonts, self.names, strict=True))
+        return self._keep(condition(font, name) for font, name in zip(self.fonts, self.names, strict=True))
 
     def every(self, n: int) -> Pictures:
         """Each n-th picture."""
-        return self._take(i % n == 0 for i in range(len(self)))
+        return self._keep(i % n == 0 for i in range(len(self)))
 
-    def _take(self, kept: Iterable[bool]) -> Pictures:
-        index = [i for i, keep in enumerate(kept) if keep]
+    def _keep(self, kept: Iterable[bool]) -> Pictures:
+        return self.take([i for i, keep in enumerate(kept) if keep])
+
+    def take(self, index: Sequence[int]) -> Pictures:
+        """The pictures at given places."""
+        index = list(index)
         return Pictures(
             self.images[index],
             tuple(self.names[i] for i in index),

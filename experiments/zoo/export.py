@@ -79,7 +79,7 @@ def save_prompts(pictures: Pictures, folder: Path) -> None:
     (folder / "prompts.json").write_text(json.dumps(prompts, indent=0) + "\n")
     for split in ("eval", "unseen"):
         grid = make_grid(splits[split].images, nrow=SHEET_COLUMNS, padding=0)
-        to_pil_image(grid).save(folder / f"{split}.png", optimize=True)
+        to_pil_image(grid).save(folder / f"{split}.webp", lossless=True, quality=100, method=6)
 
 
 def write_card(
@@ -90,8 +90,8 @@ def write_card(
     (folder / "repro_card.json").write_text(json.dumps(facts, indent=2) + "\n")
     lines = [f"# {title}", "", *notes, ""]
     if sheet is not None:
-        sheet.save(folder / "sheet.png", optimize=True)
-        lines += ["![real pictures beside samples](sheet.png)", ""]
+        sheet.save(folder / "sheet.jpg", quality=88)
+        lines += ["![real pictures beside samples](sheet.jpg)", ""]
     lines += ["| what | value |", "|---|---|"]
     lines += [f"| {key} | {_cell(value)} |" for key, value in facts.items()]
     (folder / "README.md").write_text("\n".join(lines) + "\n")

@@ -58,7 +58,8 @@ def pictures(split: Literal["eval", "unseen"]) -> Tensor:
 
     if split not in ("eval", "unseen"):
         raise ValueError(f"pictures are bundled for eval and unseen, not for {split!r}")
-    sheet = torch.from_numpy(np.asarray(Image.open(FOLDER / "emoji" / f"{split}.png").convert("RGB")).copy())
+    picture = Image.open(FOLDER / "emoji" / f"{split}.webp").convert("RGB")
+    sheet = torch.from_numpy(np.asarray(picture).copy())
     size = sheet.shape[1] // SHEET_COLUMNS
     rows = sheet.shape[0] // size
     tiles = sheet.view(rows, size, SHEET_COLUMNS, size, 3).permute(0, 2, 4, 1, 3).flatten(0, 1)
