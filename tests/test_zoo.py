@@ -13,7 +13,7 @@ from repro import rewards, zoo
 from repro.provenance import checkpoint_sha256
 
 MIB = 1 << 20
-ACCURACY = 0.45  # chance is 0.01; what each scorer reaches over all pictures is in its card
+ACCURACY = 0.6  # over all pictures that a scorer never saw; chance is 0.01
 
 
 def _card(name: str) -> dict:
@@ -84,16 +84,21 @@ def test_qwen_template_prefix_is_the_34_tokens_that_the_pipeline_drops() -> None
 
 @pytest.mark.parametrize("spec", [zoo.TRAINING_SCORER, *zoo.EVALUATION_SCORERS])
 def test_scorers_name_pictures_that_they_never_saw(spec: str) -> None:
-    """Chance is 1 in 100. Of each name, a scorer learned one font's picture; this is the other one."""
-    known = _card(spec.split(":")[1])["side"]
+    """Of each name, a scorer learned one of the generators' two fonts; these pictures are the other one's.
+
+    The card has the share over all of them. What is bundled is a sample of a hundred, whose standard error
+    is 0.05: two of these below.
+    """
+    card = _card(spec.split(":")[1])
+    assert card["accuracy_among_100"]["pictures it never saw"] > ACCURACY
     prompts = zoo.prompts("eval") + zoo.prompts("unseen")
     pictures = torch.cat([zoo.pictures("eval"), zoo.pictures("unseen")])
-    strange = [i for i, prompt in enumerate(prompts) if side(*prompt.split(" ", 1)) != known][:100]
+    strange = [i for i, prompt in enumerate(prompts) if side(*prompt.split(" ", 1)) != card["side"]][:100]
     scorer = rewards.load(spec)
     images = scorer.image_features(pictures[strange])
     texts = scorer.text_features([prompts[i] for i in strange])
     right = (images @ texts.T).argmax(1) == torch.arange(100)
-    assert right.float().mean() > ACCURACY
+    assert right.float().mean() > ACCURACY - 2 * 0.05
 
 
 def test_no_picture_is_shared_by_training_and_evaluation() -> None:
@@ -102,11 +107,11 @@ def test_no_picture_is_shared_by_training_and_evaluation() -> None:
     assert {side(font, "red apple") for font in FONTS} == {0, 1}
 
 
-@pytest.mark.parametrize(("name", "share"), [("tiny-flux", 2 / 3), ("tiny-qwen-image", 0.15)])
-def test_stock_pipeline_draws_what_the_prompt_says(name: str, share: float) -> None:
-    """Samples score at least ``share`` of the way from other prompts to the real pictures.
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_stock_pipeline_draws_what_the_prompt_says(name: str) -> None:
+    """Samples score at least two thirds of the way from other prompts to the real pictures.
 
-    tiny-qwen-image was stopped early: its card says how far it is.
+    In few steps and of few prompts; the cards have the share in full.
     """
     prompts = zoo.prompts("eval")[::8]
     images = _sample(name, prompts, steps=12)
@@ -115,7 +120,7 @@ def test_stock_pipeline_draws_what_the_prompt_says(name: str, share: float) -> N
     real = zoo.pictures("eval")[::8]
     other = float(scorer(real, prompts[5:] + prompts[:5]).mean())
     best = float(scorer(real, prompts).mean())
-    assert float(scorer(images, prompts).mean()) > other + share * (best - other)
+    assert float(scorer(images, prompts).mean()) > other + 2 / 3 * (best - other)
 
 
 def test_resolve_knows_its_own_names_only() -> None:

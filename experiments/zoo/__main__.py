@@ -171,14 +171,18 @@ def _build_model(
     }
     export.save_pipeline(pipe, build.out / name)
     _judge(build.out / name, name, facts, pictures)
+    _save_snapshots(build, name, pipe, common)
+
+
+def _save_snapshots(build: Build, name: str, pipe: Any, common: dict[str, Any]) -> None:
+    """Earlier states as complete folders in the work folder, for the cosine against training length."""
     for steps in SNAPSHOTS[name]:
         folder = build.work / f"{name}-step-{steps}"
         state = torch.load(build.work / name / f"snapshot-{steps}.pt", weights_only=True)
         dit.trainable(pipe).float().load_state_dict(state)
         export.save_pipeline(pipe, folder)
-        export.write_card(
-            folder, folder.name, {**common, "training_steps": steps}, ["A snapshot of training."]
-        )
+        facts = {**common, "training_steps": steps}
+        export.write_card(folder, folder.name, facts, ["A snapshot of training."])
 
 
 def _judge(folder: Path, name: str, facts: dict[str, Any], pictures: data.Pictures) -> None:
