@@ -45,8 +45,8 @@ test: lint
 	HF_HUB_OFFLINE=1 $(BIN) -m pytest
 
 reproduce: $(STAMP)
-	$(BIN) -m repro run cosine --model tiny-flux --quick
-	$(BIN) -m repro run cosine --model tiny-qwen-image --quick
+	$(BIN) -m repro run cosine --model tiny-flux --quick --fresh
+	$(BIN) -m repro run cosine --model tiny-qwen-image --quick --fresh
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

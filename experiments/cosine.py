@@ -34,6 +34,7 @@ from repro.groups import Groups
 from repro.grpo import ClippedSurrogate
 from repro.provenance import collect
 from repro.results import Table
+from repro.rewards import local_path
 from repro.rollout import reindex
 from repro.scheme import Reading, Scheme, Weighting, endpoints_only, jagg
 from repro.sde import Dance
@@ -83,16 +84,27 @@ def run(config: Config) -> Path:
     scorer, reward = load_scorer(config.reward, model)
     config = replace(config, reward=reward)
     folder = (config.out or Path("results/quick" if config.quick else "results")) / model.name
-    provenance = collect(config, seed=config.seed, checkpoint=model.path, device=config.device)
+    provenance = collect(
+        config,
+        seed=config.seed,
+        checkpoint=model.path,
+        scorer=local_path(reward),
+        prompts=prompts,
+        device=config.device,
+    )
     with Table(folder / "cosine.csv", COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
         missing = {s: [g for g in range(len(s.groups)) if not _done(table, s, g)] for s in chosen}
         total = sum(len(s.groups) * s.prompts for s in chosen)
         left = sum(len(groups) * s.prompts for s, groups in missing.items())
         with progress(f"cosine {model.name}", total, total - left) as advance:
+            backbone, loaded = None, None
             for setting in chosen:
                 if not missing[setting]:
                     continue
-                backbone = model.backbone(setting.dtype)
+                if setting.dtype != loaded:
+                    backbone = None  # frees the one before, or two would be held while loading
+                    backbone, loaded = model.backbone(setting.dtype), setting.dtype
+                assert backbone is not None
                 batch = gather(
                     backbone,
                     scorer,
@@ -112,6 +124,7 @@ def run(config: Config) -> Path:
                     rows = list(_measure(config, setting, backbone, experiences, g, advance))
                     common = {"model": model.name, "training_steps": model.training_steps}
                     table.append(*({**common, **row} for row in rows))
+                del batch, experiences, experience  # so that they do not hold the backbone
     cosine_report.show(folder / "cosine.csv")
     return folder / "cosine.csv"
 
@@ -189,10 +202,9 @@ def _measure(
         else:
             blocks[i % n_blocks] += products
             sizes[i % n_blocks] += config.images
-        if setting.name == "base":
-            for b in range(config.samples):
-                single = _products(config, backbone, experience, slice(b, b + 1), setting, group, parameters)
-                yield from rows(single, "sample", f"{i}.{b}", 1)
+        for b in range(config.samples):
+            single = _products(config, backbone, experience, slice(b, b + 1), setting, group, parameters)
+            yield from rows(single, "sample", f"{i}.{b}", 1)
         advance(1, note=f"{setting.name}: group {g}")
     total = replace(blocks[0], vectors=functools.reduce(torch.add, (block.vectors for block in blocks)))
     yield from rows(total, "batch", "all", sum(sizes))

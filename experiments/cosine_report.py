@@ -41,7 +41,9 @@ def batch_estimate(rows: pd.DataFrame, column: str) -> Estimate:
 
 def mean_estimate(rows: pd.DataFrame, column: str, unit: str) -> Estimate:
     """The mean over prompts or single images with Student's interval; undefined values are left out."""
-    values = rows.loc[rows.unit == unit, column].dropna().to_numpy(float)
+    chosen = rows.loc[rows.unit == unit]
+    # One value a prompt: its images share prompt and initial noise.
+    values = chosen.groupby(chosen.unit_id.str.split(".").str[0])[column].mean().dropna().to_numpy(float)
     if len(values) < 2:
         return Estimate(float(values.mean()) if len(values) else math.nan, math.nan)
     half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))

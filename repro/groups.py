@@ -31,38 +31,48 @@ def equal_step_groups(n_steps: int, group_size: int) -> Groups:
     return tuple(range(i, i + group_size) for i in range(0, n_steps, group_size))
 
 
-def equal_span_groups(sigmas: Tensor | Sequence[float], n_groups: int) -> Groups:
-    """Consecutive groups that cover spans of sigma as equal as whole steps allow.
+def equal_span_groups(times: Tensor | Sequence[float], n_groups: int, min_size: int = 3) -> Groups:
+    """Consecutive groups whose ends lie as equally far apart in sigma as whole steps allow.
 
     With shift 3, groups of equal step count get wider in sigma as the noise falls, so a trend over groups
-    confounds noise level with span. These groups take the span out. Among all cuts into `n_groups` non-empty
-    runs, the one with the least sum of squared spans (equivalently, least variance) is returned. Ours.
+    confounds noise level with span, which is what an interpolation has to bridge. These groups take the span
+    out. Among all cuts into `n_groups` runs of `min_size` steps or more, the one with the least ratio of the
+    largest to the smallest span, times[first] - times[last], is returned. Ours.
 
     Args:
-        sigmas: (n + 1,), strictly decreasing: step j goes from sigmas[j] to sigmas[j + 1].
-        n_groups: number of groups, 1..n.
+        times: (n,), the trained steps' sigmas, strictly decreasing.
+        n_groups: number of groups.
+        min_size: least number of steps in a group, at least 2. A group without middles approximates nothing.
 
     Raises:
-        ValueError: if sigmas do not strictly decrease, or there are not 1..n groups.
+        ValueError: if times do not strictly decrease, or cannot be cut so.
     """
-    edges = torch.as_tensor(sigmas, dtype=torch.float64).tolist()
-    n = len(edges) - 1
-    if any(b >= a for a, b in zip(edges, edges[1:], strict=False)):
+    values = torch.as_tensor(times, dtype=torch.float64).tolist()
+    n = len(values)
+    if any(b >= a for a, b in zip(values, values[1:], strict=False)):
+        raise ValueError(f"times must strictly decrease, got {values}: pass the trained steps' sigmas")
+    if min_size < 2:
+        raise ValueError(f"a group of one step spans nothing, got min_size={min_size}: pass 2 or more")
+    if not 1 <= n_groups <= n // min_size:
         raise ValueError(
-            f"sigmas must strictly decrease, got {edges}: pass the n steps' sigmas and the one after them"
+            f"cannot cut {n} steps into {n_groups} groups of {min_size} or more: choose "
+            f"1..{n // min_size} groups"
         )
-    if not 1 <= n_groups <= n:
-        raise ValueError(f"cannot cut {n} steps into {n_groups} groups: choose 1..{n} groups")
-    # best[i] = (least sum of squared spans, cuts) over the first i steps in the current number of groups.
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}
-    for _ in range(n_groups):
-        best = {
-            i: min(
-                (cost + (edges[h] - edges[i]) ** 2, (*cuts, i)) for h, (cost, cuts) in best.items() if h < i
-            )
-            for i in range(min(best) + 1, n + 1)
-        }
-    cuts = best[n][1]
+    spans = {(a, b): values[a] - values[b - 1] for a in range(n) for b in range(a + min_size, n + 1)}
+    found: list[tuple[float, tuple[int, ...]]] = []
+    for least in set(spans.values()):
+        # best[i] = (least possible largest span, cuts) over the first i steps, no span below `least`.
+        best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}
+        for _ in range(n_groups):
+            longer: dict[int, tuple[float, tuple[int, ...]]] = {}
+            for (a, b), span in spans.items():
+                if a in best and span >= least:
+                    candidate = (max(best[a][0], span), (*best[a][1], b))
+                    longer[b] = min(longer.get(b, candidate), candidate)
+            best = longer
+        if n in best:
+            found.append((best[n][0] / least, best[n][1]))
+    cuts = min(found)[1]
     return tuple(range(a, b) for a, b in zip(cuts, cuts[1:], strict=False))
 
 

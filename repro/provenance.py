@@ -1,7 +1,7 @@
 """Where a result comes from: the settings, the code, the libraries and the machine that made it.
 
-A provenance is a plain JSON mapping. Three fields say *which* result it is and must agree for a table to be
-resumed: the configuration, the seed and the checkpoint's hash (:data:`IDENTITY`). The rest tells how.
+A provenance is a plain JSON mapping. Some fields say *which* result it is and must agree for a table to be
+resumed: the configuration, the seed and the hashes of what was read (:data:`IDENTITY`). The rest tells how.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
 Provenance: TypeAlias = Mapping[str, Any]
 
-IDENTITY = ("config", "seed", "checkpoint_sha256")
+IDENTITY = ("config", "seed", "checkpoint_sha256", "scorer_sha256", "prompts_sha256")
 """What must agree for two sessions to be the same run."""
 
 NOT_SETTINGS = frozenset({"out", "fresh"})
@@ -38,6 +38,8 @@ def collect(
     *,
     seed: int,
     checkpoint: Path | str | None = None,
+    scorer: Path | str | None = None,
+    prompts: Sequence[str] = (),
     device: str = "cpu",
 ) -> dict[str, Any]:
     """The provenance of a run that starts now.
@@ -46,6 +48,8 @@ def collect(
         config: the experiment's configuration, a dataclass or a mapping, without :data:`NOT_SETTINGS`.
         seed: the run's seed.
         checkpoint: the model's folder or file, hashed with :func:`checkpoint_sha256`; None if there is none.
+        scorer: the same of the scorer that is trained on.
+        prompts: hashed, too, since a file of them may change under the same name.
         device: torch's name of the device, such as "cpu" or "cuda:0".
     """
     import torch
@@ -56,6 +60,8 @@ def collect(
         "config": settings,
         "seed": seed,
         "checkpoint_sha256": None if checkpoint is None else checkpoint_sha256(checkpoint),
+        "scorer_sha256": None if scorer is None else checkpoint_sha256(scorer),
+        "prompts_sha256": hashlib.sha256("\n".join(prompts).encode()).hexdigest() if prompts else None,
         "commit": commit,
         "dirty": dirty,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}},
@@ -103,7 +109,8 @@ def checkpoint_sha256(path: Path | str) -> str:
 def code_version() -> tuple[str | None, bool | None]:
     """The source tree's commit, and whether its code was changed since; (None, None) outside a git checkout.
 
-    Results are not code: a rewritten CSV does not make the tree dirty.
+    Results and bundled weights are not code: a rewritten CSV does not make the tree dirty, and weights have
+    hashes of their own.
     """
 
     def git(*arguments: str) -> str:
@@ -114,7 +121,8 @@ def code_version() -> tuple[str | None, bool | None]:
     try:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != ROOT:
             return None, None  # installed inside somebody else's repository
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", "repro", "experiments"))
+        code = ("repro", "experiments", ":(exclude,glob)repro/zoo/*/**")
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", *code))
     except (OSError, subprocess.SubprocessError):
         return None, None
 

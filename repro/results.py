@@ -63,7 +63,7 @@ class Table:
         key_columns: the columns that identify a row. They may not be None or nan.
         provenance: what makes the rows (:func:`repro.provenance.collect`), written beside the CSV before
             its first row; a later session that adds rows is recorded there under "resumed".
-        fresh: delete an existing table instead of resuming it.
+        fresh: replace an existing table when the first row is there, instead of resuming it.
 
     Raises ValueError, in one line that says what to do, if an existing table has other columns, is damaged
     elsewhere than in its last line, comes from another configuration, seed or checkpoint, lacks its
@@ -92,15 +92,12 @@ class Table:
             raise ValueError(f"columns {wrong} have unknown types; expected str, int, float or bool")
         self._provenance = json.loads(json.dumps(dict(provenance), default=str))
         self._recorded = False
+        self._fresh = fresh
         self._rows: dict[tuple[str, ...], str] = {}  # key -> line
         self._fd: int | None = None
         self._lock_path()
         try:
-            if fresh:
-                self.path.unlink(missing_ok=True)
-                provenance_path(self.path).unlink(missing_ok=True)
-                self.close()
-            else:
+            if not fresh:
                 self._load()
         except BaseException:
             self.close()
@@ -181,6 +178,8 @@ class Table:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._claim()
         if not self._recorded:
+            if self._fresh:  # the old rows must not outlive their provenance
+                self.path.unlink(missing_ok=True)
             self._write_provenance()
         lines = [format_line(self.columns), *self._rows.values(), *added.values()]
         locked = _write_atomically(self.path, "".join(f"{line}\n" for line in lines), self._lock)

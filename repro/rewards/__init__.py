@@ -15,8 +15,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
+from pathlib import Path
 
 import torch
 
@@ -24,7 +26,7 @@ from repro.rewards.base import Scorer, UserScorer
 
 SCORERS = ("hpsv2", "pickscore", "clipscore")
 
-__all__ = ["Scorer", "load"]
+__all__ = ["Scorer", "load", "local_path"]
 
 
 def load(spec: str, device: torch.device | str = "cpu") -> Scorer:
@@ -50,9 +52,20 @@ def load(spec: str, device: torch.device | str = "cpu") -> Scorer:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(kind)
-    except ImportError as error:
+    except (ImportError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(f"no scorer {spec}: importing {kind} failed ({error})") from error
     function = getattr(module, source, None)
     if not callable(function):
         raise ValueError(f"no scorer {spec}: {kind} has no function {source}")
     return UserScorer(spec, function)
+
+
+def local_path(spec: str) -> Path | None:
+    """The folder or file whose content a scorer that loads depends on; None if it comes from the hub."""
+    from repro.hub import locate
+
+    kind, _, source = spec.partition(":")
+    if kind in SCORERS:
+        return locate(source, kind) if source else None
+    found = importlib.util.find_spec(kind)
+    return Path(found.origin) if found and found.origin else None
