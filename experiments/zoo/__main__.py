@@ -20,6 +20,7 @@ from torch import nn
 from experiments.zoo import data, dit, evaluate, export, scorers, vae
 from experiments.zoo.tokenizers import build_clip_tokenizer
 from repro import rewards, zoo
+from repro.provenance import checkpoint_sha256
 
 Name = Literal[
     "emoji", "tiny-hpsv2", "tiny-pickscore", "tiny-clipscore", "tiny-flux", "tiny-qwen-image", "all"
@@ -220,7 +221,8 @@ def _judge(folder: Path, name: str, facts: dict[str, Any], pictures: data.Pictur
         "autoencoder alone. Samples are drawn without guidance, guided ones with `true_cfg_scale` "
         f"{GUIDANCE:g} and an empty negative prompt.",
     ]
-    export.write_card(folder, name, {**facts, "evaluation": results}, notes, sheet)
+    judges = {spec: checkpoint_sha256(zoo.FOLDER / spec.split(":")[1]) for spec in zoo.EVALUATION_SCORERS}
+    export.write_card(folder, name, {**facts, "evaluation": results, "judges_sha256": judges}, notes, sheet)
     for key, value in results.items():
         print(name, key, value, file=sys.stderr)
 

@@ -7,7 +7,7 @@ word and the Unicode name, ``"noto red apple"``. Names are split once, by a hash
 
 - ``train``:  seen by the transformer, scorers and reinforcement learning,
 - ``eval``:   seen by the transformer and scorers, kept from reinforcement learning (the evaluation prompts),
-- ``unseen``: seen by scorers, never by any part of the generator,
+- ``unseen``: seen by scorers, and by the generator's tokenizers (not its weights) alone,
 - ``extra``:  seen by scorers and autoencoders, not by the transformer, which two cores could not teach them
   within an hour.
 
