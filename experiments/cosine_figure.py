@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import paper
-from experiments.cosine_report import JAGG, Estimate, batch_estimate, mean_estimate
+from experiments.cosine_report import JAGG, Estimate, batch_estimate, caveats, mean_estimate
 from repro.results import read
 
 SCHEMES = {
@@ -39,6 +39,8 @@ def plot(csv: Path) -> Path:
     import seaborn as sns
 
     table = read(csv)
+    if missing := {"setting", "scheme", "unit", "cosine"} - set(table.columns):
+        raise ValueError(f"{csv} is no cosine table (it has no column {min(missing)}): name one")
     jagg = table[table.scheme == JAGG]
     sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
     figure, axes = plt.subplots(2, 4, figsize=(15, 6.8), constrained_layout=True)
@@ -52,7 +54,7 @@ def plot(csv: Path) -> Path:
     _training(axes[1, 2], csv, jagg[jagg.setting == "base"])
     _precision(axes[1, 3], jagg)
     title = f"JAGG's gradient against the exact one on {table.model.iloc[0]}, measured here"
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle("\n".join([title, *caveats(table.model.iloc[0])]), fontsize=11)
     target = csv.with_suffix(".png")
     figure.savefig(target, dpi=130, metadata={"Software": None})
     plt.close(figure)
@@ -142,7 +144,8 @@ def _precision(axis: Any, jagg: pd.DataFrame) -> None:
             axis,
             xs,
             [Estimate(e.value, math.nan) for e in estimates],
-            f"{dtype}, mean of {len(shared)} prompts",
+            f"{dtype}, mean of {len(shared)} prompts"
+            + (" (too few for an interval)" if len(shared) < 16 else ""),
         )
         axis.set_xticks(xs)
     _finish(axis, GROUP_AXIS, "precision of the network", measured=bool(shared))

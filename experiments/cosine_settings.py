@@ -118,6 +118,11 @@ def settings(config: Config) -> list[Setting]:
         "bfloat16": replace(base, dtype=torch.bfloat16, prompts=few),
     }
     chosen = [replace(variations[name], name=name) for name in dict.fromkeys(config.settings)]
+    if not chosen:
+        raise ValueError(f"--settings names none: pass some of {', '.join(variations)}, or leave it out")
     for setting in chosen:
-        assert setting.groups  # refuses a W that does not divide the steps before a model is loaded
+        try:  # before a model is loaded
+            assert setting.groups
+        except ValueError as error:
+            raise ValueError(f"setting {setting.name}: {error}; --settings chooses others") from None
     return chosen

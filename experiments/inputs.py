@@ -92,7 +92,11 @@ def load_prompts(file: Path | None, count: int, seed: int) -> list[str]:
     if file is None:
         prompts = zoo.prompts("train")
     else:
-        prompts = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
+        prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if len(prompts) < count:
         raise ValueError(f"{count} prompts were asked for, {file or 'the bundled list'} has {len(prompts)}")
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed))

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         call.command.execute()
         return 0
     except KeyboardInterrupt:
-        note("repro: interrupted; finished rows are kept, rerun the same command to resume")
+        note("repro: interrupted; finished rows are kept, rerun the same command (without --fresh) to resume")
         return 130
     except BrokenPipeError:  # `repro ... | head`: nobody reads on, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

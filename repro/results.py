@@ -51,7 +51,10 @@ def read(path: Path | str) -> pandas.DataFrame:
         raise FileNotFoundError(f"no table at {path}; write it with `repro run`, or name another CSV")
     if len(path.read_bytes().splitlines()) < 2:
         raise ValueError(f"{path} has no rows yet; fill it with `repro run`, or name another CSV")
-    return pandas.read_csv(path, keep_default_na=False, na_values=["", "nan"])
+    try:
+        return pandas.read_csv(path, keep_default_na=False, na_values=["", "nan"])
+    except (UnicodeDecodeError, pandas.errors.ParserError):
+        raise ValueError(f"{path} is no CSV of results; name one that `repro run` wrote") from None
 
 
 class Table:

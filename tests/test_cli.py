@@ -181,7 +181,7 @@ def test_interruption_says_how_to_go_on(repro):
     status, _, err = repro("run", "fake", "--mode", "interrupt")
     assert (status, err) == (
         130,
-        "repro: interrupted; finished rows are kept, rerun the same command to resume\n",
+        "repro: interrupted; finished rows are kept, rerun the same command (without --fresh) to resume\n",
     )
 
 
@@ -207,7 +207,10 @@ def test_ctrl_c_then_the_same_command_finishes(repro, tmp_path):
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert err == "repro: interrupted; finished rows are kept, rerun the same command to resume\n"
+    assert (
+        err
+        == "repro: interrupted; finished rows are kept, rerun the same command (without --fresh) to resume\n"
+    )
     kept = (tmp_path / "results/tiny-flux/fake.csv").read_bytes()
     assert 2 <= kept.count(b"\n") < 10
     subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)

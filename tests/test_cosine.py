@@ -12,6 +12,7 @@ import pytest
 from conftest import build_flux
 
 from experiments import cosine, cosine_report
+from experiments.inputs import load_prompts
 from repro.cli import main
 from repro.results import provenance_path, read
 
@@ -119,6 +120,34 @@ def test_jackknife_of_a_mean_is_its_standard_error() -> None:
     assert cosine_report._jackknife(replicates) == pytest.approx(expected, rel=1e-12)
 
 
+def test_single_images_of_a_prompt_count_once() -> None:
+    rows = pd.DataFrame(
+        {"unit": "sample", "unit_id": ["0.0", "0.1", "1.0", "1.1"], "cosine": [0.9, 0.9, 0.7, 0.7]}
+    )
+    once = pd.DataFrame({"unit": "prompt", "unit_id": ["0", "1"], "cosine": [0.9, 0.7]})
+    assert cosine_report.mean_estimate(rows, "cosine", "sample") == cosine_report.mean_estimate(
+        once, "cosine", "prompt"
+    )
+
+
+def test_prompts_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("caf\u00e9\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="not UTF-8"):
+        load_prompts(file, 1, 0)
+
+
+def test_no_settings_are_refused(config: cosine.Config) -> None:
+    with pytest.raises(ValueError, match="names none"):
+        cosine.run(replace(config, settings=()))
+
+
+def test_another_table_is_not_drawn(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="no cosine table"):
+        cosine.plot(tmp_path / "other.csv")
+
+
 def test_trend_sentence_says_falls_only_beyond_the_interval() -> None:
     def table(last: float, spread: float) -> pd.DataFrame:
         rows = []
@@ -141,6 +170,7 @@ def test_trend_sentence_says_falls_only_beyond_the_interval() -> None:
     [
         (["--model", "nowhere"], "there is no model nowhere"),
         (["--group-size", "3"], "W=3"),
+        (["--settings", "W-5"], "setting W-5"),
         (["--prompts", "5000"], "5000 prompts were asked for"),
         (["--prompts", "1"], "2 or more prompts"),
         (["--device", "abacus"], "abacus"),

@@ -219,6 +219,15 @@ def test_fresh_replaces_rows_and_provenance(tmp_path):
     assert len(results.read(path)) == 1
 
 
+def test_fresh_keeps_the_old_table_until_there_is_a_new_row(tmp_path):
+    path = tmp_path / "t.csv"
+    measure(path)
+    before = path.read_bytes(), results.provenance_path(path).read_bytes()
+    with open_table(path, fresh=True, seed=1):
+        pass  # nothing could be measured
+    assert (path.read_bytes(), results.provenance_path(path).read_bytes()) == before
+
+
 @pytest.mark.parametrize("content", [None, "{half"])
 def test_a_table_without_readable_provenance_is_refused(tmp_path, content):
     measure(tmp_path / "t.csv")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from diffusers import FluxPipeline, QwenImagePipeline
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import make_grid
 from transformers import CLIPImageProcessor, CLIPProcessor, CLIPTokenizer
@@ -105,8 +105,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)
-
-
-def vae_report(vae: Any, pictures: Pictures, reconstructions: Tensor) -> dict[str, float]:
-    """Mean absolute pixel error on [0, 1], over pictures."""
-    return {"reconstruction_l1": float((reconstructions - pictures.images).abs().mean())}

@@ -40,7 +40,8 @@ def prompts(split: Split) -> list[str]:
     """The prompts of a split, a font's word and a name each, such as "noto red apple".
 
     ``train`` was seen by generator and scorers and is for reinforcement learning; ``eval`` was seen by both
-    and is kept from reinforcement learning; ``unseen`` was never seen by the generator.
+    and is kept from reinforcement learning; ``unseen`` was never seen by the generator's weights, though its
+    tokenizers know the words.
     """
     if split not in SPLITS:
         raise ValueError(f"there is no split {split!r}, expected one of {', '.join(SPLITS)}")
