@@ -109,12 +109,13 @@ def test_no_picture_is_shared_by_training_and_evaluation() -> None:
 
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_card_tells_of_nine_tenths_of_the_way_by_todays_scorers(name: str) -> None:
-    card = _card(name)
+    """Of seen names, from other prompts to the real pictures: 0.9 on average over the evaluation scorers."""
+    card, shares = _card(name), []
     for spec in zoo.EVALUATION_SCORERS:
         scorer = spec.split(":")[1]
         assert card["judges_sha256"][spec] == checkpoint_sha256(zoo.FOLDER / scorer)
-        found = card["evaluation"][f"eval_{scorer}"]
-        assert max(found["share_samples"], found["share_guided_samples"]) >= 0.9
+        shares.append(card["evaluation"][f"eval_{scorer}"]["share_samples"])
+    assert sum(shares) / len(shares) >= 0.9
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
