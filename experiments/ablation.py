@@ -7,9 +7,10 @@ each paired by seed, per setting, metric and outcome:
 * endpoints-only, in each reading, minus JAGG: reported to be consistently worse;
 * exact on fewer steps, at JAGG's cost, minus JAGG: the control that the paper's summary lacks.
 
-The equivalence margin is a share of the exact baseline's own mean rise, set by ``--margin`` before any run
-and kept in the provenance. Where cells of several learning rates exist, arms are compared at the same rate
-and at each arm's own best one.
+The equivalence margin is a share of the exact baseline's own rise, seed by seed (`experiments.paired`), set
+by ``--margin`` before any run, kept in the provenance, and refused if changed later. Where cells of several
+learning rates exist, arms are compared at the same rate and at each arm's own best one, which is chosen for
+every seed by the other seeds.
 
 ``ablation.csv`` holds the contrasts; ``ablation-efficiency.csv`` holds what a run's rise cost, in backwards,
 in forwards by the cost model, and in seconds, apart because seconds differ from run to run.
@@ -17,21 +18,24 @@ in forwards by the cost model, and in seconds, apart because seconds differ from
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from experiments import convergence
 from experiments.ablation_report import plot, show
 from experiments.cells import ArmName, SettingName
-from experiments.convergence_data import OUTCOMES, best_factors, complete, differences, runs, spent
+from experiments.convergence_data import OUTCOMES, at_factors, best_factors, complete, runs, spent
 from experiments.evaluation import REWARD
+from experiments.inputs import load_model
 from experiments.paired import compare
-from repro.provenance import collect, plain
-from repro.results import Table, read
+from repro.provenance import collect
+from repro.results import Table, provenance_path
 
 __all__ = ["Config", "plot", "run"]
 
@@ -81,22 +85,24 @@ EFFICIENCY_KEY = ("setting", "arm", "lr_factor", "seed")
 class Config(convergence.Config):
     """Contrasts between arms; the cells' options are those of convergence."""
 
-    arms: tuple[ArmName, ...] = ("exact", "jagg", *READINGS, "subset")
-    """ways to train"""
-    settings: tuple[SettingName, ...] = ("comfortable", "sparse")
-    """regimes in which the arms are compared"""
+    arms: tuple[ArmName, ...] = ()
+    """ways to train; exact, jagg, the endpoints-only readings and subset unless given, four with --quick"""
+    settings: tuple[SettingName, ...] = ()
+    """regimes in which the arms are compared; comfortable and sparse unless given, the first with --quick"""
     margin: float = 0.1
-    """share of the exact baseline's mean rise within which two arms count as equal"""
+    """share of the exact baseline's rise within which two arms count as equal"""
 
 
 def run(config: Config) -> Path:
     """Train the cells that are missing and write the contrasts anew; returns their CSV.
 
     Raises:
-        ValueError: a margin that is not above 0, and whatever `convergence.train_cells` refuses.
+        ValueError: a margin that is not above 0, or another one than before, and whatever
+            `convergence.train_cells` refuses.
     """
     if not config.margin > 0:
         raise ValueError(f"margin is {config.margin}, expected a share above 0 of the baseline's rise")
+    _check_margin(config)
     cells = convergence.train_cells(_cells_config(config))
     write(cells, config)
     show(cells.with_name("ablation.csv"))
@@ -106,17 +112,33 @@ def run(config: Config) -> Path:
 def _cells_config(config: Config) -> convergence.Config:
     """The same cells as convergence's: in quick form, exactly those that it trains."""
     values = {f.name: getattr(config, f.name) for f in fields(convergence.Config)}
-    if config.quick:
-        values |= {"settings": ("comfortable",), "arms": ()}
+    values["arms"] = config.arms or (() if config.quick else ("exact", "jagg", *READINGS, "subset"))
+    values["settings"] = config.settings or ("comfortable", "sparse")[: 1 if config.quick else 2]
     return convergence.Config(**values)
+
+
+def _check_margin(config: Config) -> None:
+    """Refuse to move the margin once the contrasts were seen."""
+    folder = convergence.results_folder(config, load_model(config.model, config.device))
+    beside = provenance_path(folder / "ablation.csv")
+    if config.fresh or not beside.exists():
+        return
+    before = json.loads(beside.read_text())["config"]["margin"]
+    if config.margin != before:
+        raise ValueError(
+            f"margin is {config.margin}, {folder / 'ablation.csv'} has {before}, which was set beforehand: "
+            "keep it, pass another --out, or --fresh to train everything again"
+        )
 
 
 def write(cells: Path, config: Config) -> None:
     """The two tables from the convergence tables beside ``cells``, replacing older ones."""
-    table = complete(read(cells))
+    table = complete(cells)
     outcomes = runs(table)
     common = {"model": table.model.iloc[0], "algorithm": table.algorithm.iloc[0]}
-    provenance = collect({"margin": config.margin, "cells": plain(config)}, seed=config.seed)
+    made = json.loads(provenance_path(cells).read_text())
+    provenance = collect({"margin": config.margin, "cells": made["config"]}, seed=config.seed)
+    provenance |= {k: made[k] for k in ("checkpoint_sha256", "device", "cpu", "threads") if k in made}
     for name, columns, key, rows in (
         ("ablation", COLUMNS, KEY, _contrasts(outcomes, config.margin)),
         ("ablation-efficiency", EFFICIENCY_COLUMNS, EFFICIENCY_KEY, _efficiency(outcomes, spent(cells))),
@@ -128,42 +150,47 @@ def write(cells: Path, config: Config) -> None:
 
 def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]:
     for setting, here in outcomes.groupby("setting", sort=False):
-        best = best_factors(here)
-        rates = {"same": dict.fromkeys(best, 1.0)} | ({"best": best} if here.lr_factor.nunique() > 1 else {})
-        for metric, of_metric in here.groupby("metric", sort=False):
-            for outcome in OUTCOMES:
-                for rate, factor in rates.items():
+        ones = pd.DataFrame(1.0, index=here.seed.unique(), columns=here.arm.unique())
+        for rates, factors in (("same", ones), ("best", best_factors(here))):
+            for metric, of_metric in here.groupby("metric", sort=False):
+                for outcome in OUTCOMES:
+                    values = at_factors(of_metric, factors, outcome)
                     for first, second in CONTRASTS:
-                        if first not in factor or second not in factor or "exact" not in factor:
+                        if not {first, second, "exact"} <= set(values):
                             continue
-                        chosen = (first, factor[first]), (second, factor[second])
-                        rise = _mean_rise(of_metric, factor["exact"], outcome)
-                        by_seed = differences(of_metric, *chosen, outcome)
-                        if by_seed.empty or not abs(rise) > 0:
-                            continue
-                        result = compare(by_seed.to_numpy(), share * abs(rise))
-                        yield {
-                            "setting": setting,
-                            "metric": metric,
-                            "outcome": outcome,
-                            "first": first,
-                            "second": second,
-                            "rates": rate,
-                            "lr_first": factor[first],
-                            "lr_second": factor[second],
-                            "seeds": result.n,
-                            "difference": result.mean,
-                            "half_interval": result.half,
-                            "p_sign_flip": result.p_sign_flip,
-                            "margin": result.margin,
-                            "p_equivalence": result.p_equivalence,
-                            "verdict": result.verdict,
-                        }
+                        row = _contrast(values, first, second, share)
+                        if row:
+                            yield {
+                                "setting": setting,
+                                "metric": metric,
+                                "outcome": outcome,
+                                "rates": rates,
+                                "lr_first": factors[first].mode()[0],
+                                "lr_second": factors[second].mode()[0],
+                                **row,
+                            }
 
 
-def _mean_rise(of_metric: pd.DataFrame, factor: float, outcome: str) -> float:
-    exact = of_metric[(of_metric.arm == "exact") & (of_metric.lr_factor == factor)]
-    return float(exact[outcome].mean())
+def _contrast(values: pd.DataFrame, first: ArmName, second: ArmName, share: float) -> dict[str, Any]:
+    """Of two arms, over the seeds that have both and the exact one; empty if there is nothing to compare."""
+    values = values[list({first, second, "exact"})].dropna()
+    rises = values["exact"]
+    if values.empty or rises.mean() == 0:
+        return {}
+    # An exact baseline that fell has a margin, too: a share of its fall.
+    margins = share * np.sign(rises.mean()) * rises
+    result = compare((values[first] - values[second]).to_numpy(), margins.to_numpy())
+    return {
+        "first": first,
+        "second": second,
+        "seeds": result.n,
+        "difference": result.mean,
+        "half_interval": result.half,
+        "p_sign_flip": result.p_sign_flip,
+        "margin": result.margin,
+        "p_equivalence": result.p_equivalence,
+        "verdict": result.verdict,
+    }
 
 
 def _efficiency(outcomes: pd.DataFrame, spending: pd.DataFrame) -> Iterator[dict[str, Any]]:

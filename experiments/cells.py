@@ -3,6 +3,11 @@
 An *arm* is a way to spend the update's compute: a scheme, or fewer steps. A *setting* is a regime in which
 arms are compared: the comfortable one, one where a worse gradient should show, and off-policy ones. Both are
 changes of a recipe; all arms of a setting and a seed share start, prompts and noise.
+
+The sweep that noise level and learning rate were chosen by, recorded in tables of its own:
+
+    repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 0.333 1 3 --seeds 2 \
+        --out results/sweep
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
+from experiments import paper
 from repro.recipes import Algorithm, Recipe, equal_cost_subset
 
 ArmName: TypeAlias = Literal[
@@ -25,7 +31,7 @@ ArmName: TypeAlias = Literal[
     "timestep-fraction",
     "window",
 ]
-SettingName: TypeAlias = Literal["comfortable", "sparse", "off-policy", "off-policy-corrected"]
+SettingName: TypeAlias = Literal["comfortable", "paper-eta", "sparse", "off-policy", "off-policy-corrected"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def _window(recipe: Recipe) -> Recipe:
 ARMS: dict[ArmName, Arm] = {
     "exact": Arm("exact", lambda r: replace(r, scheme="exact"), claim=True),
     "jagg": Arm("JAGG, all groups", lambda r: replace(r, scheme="jagg"), claim=True),
-    "routed": Arm("JAGG, jagg_frac 0.6", lambda r: replace(r, scheme="routed", jagg_frac=0.6), whole=True),
+    "routed": Arm("JAGG, routed", lambda r: replace(r, scheme="routed"), whole=True),
     "endpoints-own": Arm("endpoints: own s", lambda r: replace(r, scheme="endpoints-own"), claim=True),
     "endpoints-sum": Arm("endpoints: whole sum", lambda r: replace(r, scheme="endpoints-sum")),
     "endpoints-half": Arm("endpoints: half and half", lambda r: replace(r, scheme="endpoints-half")),
@@ -86,6 +92,10 @@ class Setting:
 
 SETTINGS: dict[SettingName, Setting] = {
     "comfortable": Setting("many images per update", lambda r: r),
+    "paper-eta": Setting(
+        f"eta {paper.ETA}, else as comfortable",
+        lambda r: replace(r, eta=paper.ETA.low),
+    ),
     "sparse": Setting(
         "few images per update, large steps, twice as long",
         lambda r: replace(r, prompts=1, images=min(r.images, 6), learning_rate=3 * r.learning_rate),

@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from experiments.cells import SETTINGS
 from experiments.evaluation import REWARD
 from repro.records import PHASES
 from repro.results import provenance_path, read
@@ -24,18 +26,24 @@ RUN = ["setting", "arm", "lr_factor", "seed"]
 OUTCOMES = ("final", "curve")
 
 
-def complete(table: pd.DataFrame) -> pd.DataFrame:
-    """The evaluations of runs that are complete: they have the last step that any run of their setting has.
+def complete(csv: Path) -> pd.DataFrame:
+    """The evaluations of runs that are complete: evaluated at the start and after the last configured step.
 
     Raises:
         ValueError: if there are none.
     """
-    last = table.groupby("setting")["step"].transform("max")
-    done = set(table[table.step == last].set_index(RUN).index)
-    rows = table[[run in done for run in table.set_index(RUN).index]]
-    if not (rows.step > 0).any():
-        raise ValueError("no training run is complete yet: let `repro run convergence` finish one")
+    table, steps = read(csv), _config(csv)["steps"]
+    last = table.setting.map({name: steps * setting.steps for name, setting in SETTINGS.items()})
+    ends = [set(table[table.step == step].set_index(RUN).index) for step in (0, last)]
+    rows = table[table.set_index(RUN).index.isin(ends[0] & ends[1])]
+    if rows.empty:
+        raise ValueError(f"{csv} has no complete training run yet: let `repro run convergence` finish one")
     return rows
+
+
+def _config(csv: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(provenance_path(csv).read_text())["config"]
+    return config
 
 
 def runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -43,7 +51,7 @@ def runs(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for key, curve in table.groupby([*RUN, "metric"], sort=False):
         values = curve.sort_values("step").set_index("step")["value"]
-        start, rest = values.iloc[0], values.iloc[1:]
+        start, rest = values.loc[0], values.iloc[1:]
         tail = rest.iloc[-max(1, round(len(rest) / 4)) :]
         outcome = {"start": start, "final": tail.mean() - start, "curve": rest.mean() - start}
         rows.append(dict(zip([*RUN, "metric"], key, strict=True)) | outcome)
@@ -62,16 +70,30 @@ def differences(
     return (of(first) - of(second)).dropna()
 
 
-def best_factors(outcomes: pd.DataFrame) -> dict[str, float]:
-    """Every arm's own best learning rate, by the mean ``curve`` of the training reward (of one setting).
+def best_factors(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """Every arm's own best learning rate (of one setting), seeds by arms: for each seed by the *other* seeds.
 
-    Compared over the seeds that all of an arm's learning rates have.
+    Chosen by the mean ``curve`` of the training reward, so that no seed both chooses a rate and is judged at
+    it. Only of arms with several rates, over the seeds that all of these have, two or more.
     """
     best = {}
     for arm, rows in outcomes[outcomes.metric == REWARD].groupby("arm"):
         wide = rows.pivot(index="seed", columns="lr_factor", values="curve").dropna()
-        best[str(arm)] = float(wide.mean().idxmax()) if len(wide) else float(rows.lr_factor.iloc[0])
-    return best
+        if min(wide.shape) > 1:
+            best[arm] = {seed: wide.drop(seed).mean().idxmax() for seed in wide.index}
+    return pd.DataFrame(best)
+
+
+def at_factors(of_metric: pd.DataFrame, factors: pd.DataFrame, outcome: str) -> pd.DataFrame:
+    """An outcome, seeds by arms, at learning rates ``factors``, seeds by arms; nan where there is none."""
+    by_run = of_metric.set_index(["arm", "seed", "lr_factor"])[outcome]
+    return pd.DataFrame(
+        {
+            arm: by_run.reindex([(arm, seed, factor) for seed, factor in chosen.items()]).to_numpy()
+            for arm, chosen in factors.items()
+        },
+        index=factors.index,
+    )
 
 
 def spent(csv: Path) -> pd.DataFrame:
@@ -83,7 +105,7 @@ def spent(csv: Path) -> pd.DataFrame:
     training = read(csv.with_name("convergence-training.csv"))
     timings = read(csv.with_name("convergence-timings.csv"))
     joined = training.merge(timings, on=[*RUN, "step"]).sort_values([*RUN, "step"])
-    recipe = json.loads(provenance_path(csv).read_text())["config"]
+    recipe = _config(csv)
     backward, velocity = 1 if recipe["lora_rank"] else 2, 2 if recipe["guidance"] > 1 else 1
     forwards = joined.rollout_forwards + joined.forwards + joined.recomputes + joined.reference_forwards
     joined["cost"] = velocity * (forwards + backward * joined.backwards)

@@ -6,7 +6,9 @@ Both methods were run on the same seeds, so what is tested is the mean d of the 
 * a sign-flip test, exact over all 2^n assignments: under "no difference" each sign is a coin toss. With 6
   seeds its smallest p is 2/64 = 0.031, with 3 it is 0.25;
 * equivalence by two one-sided t tests (TOST) within a margin that was set beforehand: d is "equal" if both
-  d <= -margin and d >= margin are rejected at 5 %. No difference found is not equality shown.
+  d <= -margin and d >= margin are rejected at 5 %. A margin that is a share of what a baseline reached is as
+  noisy as that, so it is given by seed, and d_i + margin_i and margin_i - d_i are tested against 0: that is
+  whether the ratio to the baseline lies within 1 ± share. No difference found is not equality shown.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Comparison:
         mean: mean difference, first minus second.
         half: half the width of its 95 % interval.
         p_sign_flip: two-sided.
-        margin: what counts as equal.
+        margin: what counts as equal, the mean over seeds.
         p_equivalence: of the larger of the two one-sided tests.
     """
 
@@ -62,23 +64,35 @@ def mean_and_half(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
-def compare(differences: Sequence[float] | np.ndarray, margin: float) -> Comparison:
+def compare(
+    differences: Sequence[float] | np.ndarray, margins: float | Sequence[float] | np.ndarray
+) -> Comparison:
     """The comparison of seeds' differences; all that needs two seeds is nan with fewer.
 
+    Args:
+        differences: one a seed.
+        margins: one for all seeds, or one a seed.
+
     Raises:
-        ValueError: a margin that is not above 0.
+        ValueError: a margin that is not above 0, on average over seeds.
     """
+    d = np.asarray(differences, dtype=float)
+    margins = np.broadcast_to(np.asarray(margins, dtype=float), d.shape)
+    margin = float(margins.mean())
     if not margin > 0:
         raise ValueError(f"the equivalence margin is {margin:g}, expected above 0")
-    d = np.asarray(differences, dtype=float)
     mean, half = mean_and_half(d)
     if len(d) < 2:
         return Comparison(len(d), mean, half, math.nan, margin, math.nan)
-    error = d.std(ddof=1) / math.sqrt(len(d))
-    # Without any spread t is infinite on one side or the other; its p is then 0 or 1.
-    distance = margin - abs(mean)
-    t = distance / error if error > 0 else math.copysign(math.inf, distance)
-    return Comparison(len(d), mean, half, _sign_flip(d), margin, float(stats.t.sf(t, len(d) - 1)))
+    p = max(_p_above_zero(margins + d), _p_above_zero(margins - d))
+    return Comparison(len(d), mean, half, _sign_flip(d), margin, p)
+
+
+def _p_above_zero(values: np.ndarray) -> float:
+    """Of the one-sided t test; without any spread t is infinite, its p 0 or 1."""
+    mean, error = values.mean(), values.std(ddof=1) / math.sqrt(len(values))
+    t = mean / error if error > 0 else math.inf if mean > 0 else -math.inf
+    return float(stats.t.sf(t, len(values) - 1))
 
 
 def _sign_flip(d: np.ndarray) -> float:

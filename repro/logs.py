@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -24,13 +25,23 @@ def check(kind: LogKind) -> None:
 
 
 @contextmanager
-def open_log(kind: LogKind, folder: Path, name: str, config: Mapping[str, Any]) -> Iterator[Log]:
-    """``log(step, values)`` for one run, into ``folder``; draws the finite numbers among the values."""
+def open_log(
+    kind: LogKind, folder: Path, name: str, config: Mapping[str, Any], done: int = 0
+) -> Iterator[Log]:
+    """``log(step, values)`` for one run; draws the finite numbers among the values.
+
+    Args:
+        kind: where to.
+        folder: of the logs of all runs of a results folder. Runs in other folders are other runs.
+        name: of the run in it.
+        config: kept with the run.
+        done: steps that a resumed run has behind it; what was drawn after them is drawn anew.
+    """
     check(kind)
     if kind == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
-        with SummaryWriter(str(folder / name)) as writer:
+        with SummaryWriter(str(folder / name), purge_step=done + 1 if done else None) as writer:
 
             def write(step: int, values: Mapping[str, Any]) -> None:
                 for key, value in _numbers(values).items():
@@ -40,7 +51,16 @@ def open_log(kind: LogKind, folder: Path, name: str, config: Mapping[str, Any]) 
     elif kind == "wandb":
         import wandb
 
-        with wandb.init(project="repro", name=name, id=name, dir=folder, config=dict(config)) as run:
+        place = folder.resolve().parent
+        digest = hashlib.sha256(f"{place}/{name}".encode()).hexdigest()[:16]
+        with wandb.init(
+            project="repro",
+            name=f"{place.name}-{name}",
+            id=digest,
+            resume="allow",
+            dir=folder,
+            config=dict(config),
+        ) as run:
             yield lambda step, values: run.log(_numbers(values), step=step)
     else:
         yield lambda step, values: None

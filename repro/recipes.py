@@ -177,9 +177,17 @@ class Recipe:
         )
 
     def update_cost(self, scheme: Scheme | None = None) -> float:
-        """Predicted cost in forwards of a rollout's first update over all trained steps."""
-        source: Velocities = self.velocities
-        return self.cost_model.update_cost(scheme or self.full_scheme(), source, self.anchor_chunk)
+        """Predicted cost in forwards of an update over all trained steps, the mean over a rollout's updates.
+
+        The first one finds the rollout's velocities fresh, the others find them stale.
+        """
+        fresh: Velocities = self.velocities
+        stale: Velocities = "correct" if fresh == "rollout" and self.stale == "correct" else "recompute"
+        scheme, model = scheme or self.full_scheme(), self.cost_model
+        total = model.update_cost(scheme, fresh, self.anchor_chunk)
+        if self.updates > 1:
+            total += (self.updates - 1) * model.update_cost(scheme, stale, self.anchor_chunk)
+        return total / self.updates
 
 
 def noise(recipe: Recipe) -> Kernel:
@@ -198,7 +206,8 @@ def equal_cost_subset(recipe: Recipe) -> int:
     """How many exact steps cost what the recipe's scheme does, to the nearest step (ours).
 
     Counted by the cost model: with the rollout's velocities kept, one step an anchor; with velocities
-    forwarded again more, as the steps left out spare their forwards too.
+    forwarded again, as where several updates make them stale, more, as the steps left out spare their
+    forwards too.
     """
     target = recipe.update_cost()
     times = recipe.sigmas[: recipe.n_trained]

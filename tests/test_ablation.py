@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from test_convergence import fake
 
-from experiments import ablation, ablation_report, convergence
+from experiments import ablation, ablation_report, convergence, offpolicy_report
 from experiments.cells import ARMS
 from experiments.training import CELL, COLUMNS, TIMING_COLUMNS, TRAINING_COLUMNS
 from repro.records import METRICS, PHASES
@@ -45,9 +45,25 @@ def cells(tmp_path):
     table.to_csv(path, index=False)
     training[list(TRAINING_COLUMNS)].to_csv(tmp_path / "convergence-training.csv", index=False)
     timings[list(TIMING_COLUMNS)].to_csv(tmp_path / "convergence-timings.csv", index=False)
-    provenance = {"config": {"lora_rank": 0, "guidance": 1.0}}
+    config = {"steps": 8, "lora_rank": 0, "guidance": 1.0}
+    provenance = {"config": config, "checkpoint_sha256": "abc", "device": "a GPU", "cpu": "x", "threads": 2}
     (tmp_path / "convergence.provenance.json").write_text(json.dumps(provenance))
     return path
+
+
+def test_off_policy_settings_are_reported(cells, capsys):
+    training = cells.with_name("convergence-training.csv")
+    offpolicy_report.show(cells)
+    assert capsys.readouterr().out == ""  # one update a rollout
+    later = read(training)
+    later = later[(later.arm == "jagg") & (later.lr_factor == 1)]
+    changes = {"updates": 4, "ratio_deviation": 0.02, "clip_fraction": 0.3, "forwards": 75}
+    later.assign(setting="off-policy", **changes).to_csv(training, index=False)
+    offpolicy_report.show(cells)
+    row = next(line for line in capsys.readouterr().out.splitlines() if "JAGG, all groups" in line)
+    assert [field.strip() for field in row.strip("│ ").split("│")][2:] == ["6", "0.02", "0.02", "0.3", "0.5"]
+    offpolicy_report.plot(cells)
+    assert cells.with_name("convergence-offpolicy.png").stat().st_size > 10_000
 
 
 def contrast(table: pd.DataFrame, first: str, second: str, rates: str = "same") -> pd.Series:
@@ -68,10 +84,13 @@ def test_contrasts_say_what_was_put_in(cells, capsys):
     assert contrast(table, "subset", "jagg").verdict == "undecided"
     best = contrast(table, "jagg", "exact", rates="best")
     assert (best.lr_first, best.lr_second, best.verdict) == (2.0, 1.0, "higher")
+    made = json.loads(csv.with_name("ablation.provenance.json").read_text())
+    assert (made["checkpoint_sha256"], made["device"]) == ("abc", "a GPU")
     ablation_report.show(csv)
     printed = capsys.readouterr().out
-    assert "Endpoints-only was lower than JAGG in 2 of 2 contrasts here, 0 times higher." in printed
-    assert "consistently worse than JAGG (reported)" in " ".join(printed.split())
+    words = " ".join(printed.split())
+    assert "Endpoints-only against JAGG: 1 of 1 readings lower, 0 higher (comfortable, 6 seeds)." in words
+    assert "consistently worse than JAGG (reported)" in words
     assert ablation.plot(csv).stat().st_size > 10_000
 
 
@@ -87,11 +106,24 @@ def test_efficiency_divides_a_rise_by_what_it_cost(cells):
 def test_quick_uses_the_cells_of_quick_convergence():
     mine = ablation._cells_config(ablation.Config(quick=True))
     assert mine == convergence.Config(quick=True)
+    asked = ablation._cells_config(ablation.Config(quick=True, arms=("exact",), settings=("sparse",)))
+    assert (asked.arms, asked.settings) == (("exact",), ("sparse",))
+    full = ablation._cells_config(ablation.Config())
+    assert set(full.arms) == {arm for pair in ablation.CONTRASTS for arm in pair}
+    assert full.settings == ("comfortable", "sparse")
 
 
 def test_a_margin_of_nothing_is_refused():
     with pytest.raises(ValueError, match="margin is 0, expected a share above 0"):
         ablation.run(ablation.Config(margin=0))
+
+
+def test_the_margin_cannot_move_once_the_contrasts_were_seen(tmp_path):
+    folder = tmp_path / "tiny-flux-dance_grpo"
+    folder.mkdir()
+    (folder / "ablation.provenance.json").write_text('{"config": {"margin": 0.1}}')
+    with pytest.raises(ValueError, match="margin is 0.3, .* has 0.1, which was set beforehand"):
+        ablation.run(ablation.Config(margin=0.3, out=tmp_path))
 
 
 def test_every_contrast_is_between_arms_that_exist():

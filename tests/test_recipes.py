@@ -144,6 +144,17 @@ def test_equal_cost_subset_follows_the_cost_model(velocities, steps):
     assert abs(subset.update_cost() / recipe.update_cost() - 1) < 0.05
 
 
+@pytest.mark.parametrize(("stale", "subset"), [("recompute", 7), ("correct", 6)])
+def test_stale_updates_are_priced_too(stale, subset):
+    recipe = replace(dance_grpo(bundled=True), scheme="jagg", updates=4, stale=stale)
+    # 12 steps, 6 anchors: a fresh update 6 (1 + 2); a stale one forwards the 6 middles too, or corrects them.
+    assert recipe.update_cost() == (18 + 3 * {"recompute": 24, "correct": 18}[stale]) / 4
+    assert equal_cost_subset(recipe) == subset  # exact steps cost 3 each, fresh or stale
+    assert (
+        abs(replace(recipe, scheme="subset", subset_steps=subset).update_cost() - recipe.update_cost()) <= 1.5
+    )
+
+
 def test_prices_follow_the_recipe():
     model = Recipe(lora_rank=8, checkpointing=True, guidance=4.0, kl_weight=0.1).cost_model
     assert (model.backward, model.recompute, model.guidance, model.kl) == (1.0, 1.0, True, True)
