@@ -179,6 +179,13 @@ def markdown(csv: Path) -> str:
         "",
         " ".join([trend_sentence(base), findings(base)]),
     ]
+    even = table[table.setting == "equal-span"]
+    if len(even):
+        value, half = trend(even)
+        lines[-1] += (
+            f" Over {even.group.nunique()} groups that span sigma equally, the same difference is {value:+.4f} "
+            f"(±{half:.4f})."
+        )
     return "\n".join(lines)
 
 
