@@ -183,7 +183,7 @@ def markdown(csv: Path) -> str:
     if len(even):
         value, half = trend(even)
         lines[-1] += (
-            f" Over {even.group.nunique()} groups that span sigma equally, the same difference is {value:+.4f} "
+            f" Over {even.group.nunique()} groups of equal sigma span this difference is {value:+.4f} "
             f"(±{half:.4f})."
         )
     return "\n".join(lines)
