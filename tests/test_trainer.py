@@ -23,6 +23,7 @@ from repro.policy import Policy, make_policy, weights_dtype
 from repro.recipes import Recipe
 from repro.records import METRICS, PHASES, StepRecord
 from repro.rewards.base import UserScorer
+from repro.stopwatch import Stopwatch
 from repro.trainer import Trainer, train
 
 RECIPE = Recipe(sampling_steps=5, eta=0.7, prompts=2, images=4, learning_rate=1e-3)
@@ -74,10 +75,50 @@ def test_a_step_records_every_metric_and_phase(flux):
     assert metrics["step"] == 1 and metrics["updates"] == 1 and metrics["fault"] is None
     assert metrics["forwards"] == metrics["backwards"] == 4 * 8  # n steps, P B images
     assert metrics["rollout_forwards"] == 5 * 8
-    assert metrics["ratio_deviation"] < 1e-5 and metrics["clip_fraction"] == 0
+    assert metrics["clip_fraction"] == 0
     assert metrics["grad_norm"] > 0 and metrics["silent_prompts"] == 0
     assert all(value > 0 for value in seconds.values())
     assert trainer.version == 1 and relative(weights(trainer), before) > 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"guidance": 3.0}, {"lora_rank": 2, "precision": "bfloat16"}])
+def test_rollout_and_update_run_the_same_kernels(flux, changes):
+    # Forwarded again, or the ratio would be 1 by construction.
+    metrics = make(flux, replace(RECIPE, velocities="recompute", **changes)).step().metrics
+    assert metrics["ratio_deviation"] < 1e-5 and metrics["fault"] is None
+
+
+@pytest.mark.parametrize("changes", [{}, {"scheme": "jagg", "group_size": 2, "micro_batch": 3}])
+def test_the_gradient_is_that_of_a_loop_over_samples_and_steps(flux, changes):
+    """The policy gradient written out, with nothing of the suite but network, trajectories and rewards.
+
+    With groups of 2 JAGG has no middles and is exact.
+    """
+    trainer = make(flux, replace(RECIPE, **changes))
+    experiences: list[Any] = []
+    gather = trainer._gather
+    trainer._gather = lambda *arguments: experiences.extend(gather(*arguments)) or experiences
+    taken, _ = gradient(trainer)
+
+    backbone = make(flux).policy.backbone  # the weights before the step
+    parameters = list(backbone.transformer.parameters())
+    expected = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+    for experience in experiences:
+        rewards = experience.rewards.double()
+        latents, sigmas = experience.trajectory.latents, RECIPE.sigmas.tolist()
+        for b, advantage in enumerate(((rewards - rewards.mean()) / rewards.std()).tolist()):
+            for j in range(4):
+                z, z_next, s = latents[j, b : b + 1], latents[j + 1, b : b + 1].double(), sigmas[j]
+                h = s - sigmas[j + 1]
+                v = backbone.velocity(z, s, experience.conditioning.index(slice(b, b + 1))).double()
+                score = -(z.double() + (1 - s) * v) / s
+                mean = z.double() - h * v + h * 0.7**2 / 2 * score
+                log_p = -(z_next - mean).square().mean() / (2 * 0.7**2 * h)
+                for total, g in zip(
+                    expected, torch.autograd.grad(-advantage * log_p / 4 / 8, parameters), strict=True
+                ):
+                    total += g
+    assert relative(taken, torch.cat([g.flatten() for g in expected]).float()) < 1e-4
 
 
 @pytest.mark.parametrize("changes", [{"micro_batch": 3}, {"anchor_chunk": 4}, {"velocities": "recompute"}])
@@ -103,7 +144,30 @@ def test_schemes_share_the_rollout_and_differ_in_the_gradient(flux):
         estimate, other = gradient(make(flux, recipe))
         assert other["reward_mean"] == metrics["reward_mean"], name
         assert other["backwards"] == 2 * 8, name
-        assert 0 < relative(estimate, exact) < 10, name
+        # Four steps, one group. Measured: interpolated 0.15 from exact, cosine 0.99; own s alone 0.66, 0.75;
+        # the sum twice 0.99, 0.97; a random half of the steps 1.01, 0.73.
+        cosine = float(torch.nn.functional.cosine_similarity(estimate, exact, dim=0))
+        single = name in ("endpoints-own", "subset")
+        assert cosine > (0.6 if single else 0.95), name
+        low, high = (0.4, 1.3) if single or name == "endpoints-sum" else (0.05, 0.3)
+        assert low < relative(estimate, exact) < high, name
+
+
+def test_training_raises_its_reward(flux):
+    def reward(trainer: Trainer) -> float:
+        """Of the first step's prompts and noise."""
+        done, trainer.done = trainer.done, 0
+        experiences = trainer._gather(range(4), Stopwatch(trainer.policy.device))
+        trainer.done = done
+        return float(torch.stack([e.rewards for e in experiences]).mean())
+
+    recipe = replace(RECIPE, scheme="jagg", images=8, learning_rate=3e-3)
+    redder = make(flux, recipe, steps=8)
+    bluer = make(flux, recipe, lambda images, prompts: -redness(images, prompts), steps=8)
+    start = reward(redder)
+    for _ in range(8):
+        redder.step(), bluer.step()
+    assert reward(redder) > start + 1e-3 and reward(bluer) > 1e-3 - start
 
 
 def test_updates_take_the_gradient_of_their_share_of_the_images(flux):
@@ -141,21 +205,23 @@ def test_timestep_fraction_trains_a_part_of_the_groups(flux):
 def test_guidance_trains_through_both_forwards(flux):
     guided, metrics = gradient(make(flux, replace(RECIPE, guidance=3.0)))
     plain, _ = gradient(make(flux))
-    assert metrics["ratio_deviation"] < 1e-5 and relative(guided, plain) > 1e-3
+    assert metrics["fault"] is None and relative(guided, plain) > 1e-3
 
 
 # KL, LoRA, EMA
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_kl_is_nothing_at_the_reference_and_pulls_back_later(flux, rank):
-    recipe = replace(RECIPE, lora_rank=rank, learning_rate=1e-2)
-    free, with_kl = make(flux, recipe), make(flux, replace(recipe, kl_weight=1e4))
+@pytest.mark.parametrize(("rank", "rate"), [(0, 1e-3), (2, 3e-2)])
+def test_kl_is_nothing_at_the_reference_and_pulls_back_later(flux, rank, rate):
+    recipe = replace(RECIPE, lora_rank=rank, learning_rate=rate)
+    free, with_kl = make(flux, recipe), make(flux, replace(recipe, kl_weight=100.0))
+    start = velocity_of(free.policy.backbone)
     for trainer in (free, with_kl):
-        trainer.metrics = [trainer.step().metrics for _ in range(3)]
+        trainer.metrics = [trainer.step().metrics for _ in range(4)]
     assert with_kl.metrics[0]["loss"] == pytest.approx(free.metrics[0]["loss"], abs=1e-5)
     assert with_kl.metrics[0]["reference_forwards"] == 4 * 8
-    assert with_kl.metrics[2]["loss"] > free.metrics[2]["loss"] + 1e-4
+    moved, held = (relative(velocity_of(t.policy.backbone), start) for t in (free, with_kl))
+    assert held < 0.8 * moved
 
 
 def test_a_policy_without_reference_says_so(flux):
@@ -186,7 +252,7 @@ def test_adapters_are_float32_on_a_bfloat16_network(flux):
     metrics = trainer.step().metrics
     assert trainer.policy.backbone.dtype == torch.bfloat16
     assert {p.dtype for p in trainer.policy.parameters} == {torch.float32}
-    assert metrics["fault"] is None and metrics["ratio_deviation"] < 1e-5
+    assert metrics["fault"] is None
     assert not torch.equal(weights(trainer), before)
 
 
