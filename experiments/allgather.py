@@ -22,8 +22,8 @@ from pathlib import Path
 from experiments import paper
 from experiments.collectives import LAYOUTS, count
 from repro.console import note, print_table
-from repro.parallel import spawn
 from repro.provenance import collect
+from repro.ranks import ALONE, Ranks, spawn
 from repro.results import Table, read
 
 
@@ -65,12 +65,14 @@ COLUMNS: dict[str, type] = {
 KEY = ("layout", "checkpointing", "sync_held_back")
 
 
-def run(config: Config) -> Path:
+def run(config: Config, ranks: Ranks = ALONE) -> Path:
     """Count what is missing of the table; returns the CSV.
 
     Raises:
-        ValueError: fewer than two ranks, no group, or groups without two ends.
+        ValueError: started by torchrun; fewer than two ranks, no group, or groups without two ends.
     """
+    if ranks.size > 1:
+        raise ValueError(f"allgather starts its ranks itself: leave out torchrun, pass --ranks {ranks.size}")
     if config.ranks < 2 or config.groups < 1 or config.group_size < 2:
         raise ValueError(
             f"ranks is {config.ranks}, groups {config.groups}, group_size {config.group_size}: take 2 or "

@@ -20,7 +20,8 @@ from repro.backbones.synthetic import build
 from repro.gradient import VelocityFn, accumulate_gradient, upstream_gradient
 from repro.groups import equal_step_groups
 from repro.grpo import ClippedSurrogate
-from repro.parallel import Ranks, blocks, full_gradients, shard, sync_once
+from repro.parallel import blocks, full_gradients, shard, sync_once
+from repro.ranks import Ranks
 from repro.rollout import Trajectory, reindex, sample
 from repro.scheme import Scheme, exact, jagg
 from repro.sde import Dance, shifted_sigmas

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from rich.console import Console
 from rich.progress import (
@@ -28,6 +29,13 @@ PLAIN_SECONDS = 15.0
 def note(message: str) -> None:
     """A line for the person watching, on stderr."""
     print(message, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Nothing is printed within this context."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 @contextmanager

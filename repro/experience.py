@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from repro.grpo import group_advantages
+from repro.ranks import ALONE, Ranks
 from repro.rollout import Trajectory, sample
 from repro.sde import Kernel
 
@@ -56,8 +57,9 @@ def gather(
     guidance: float = 1.0,
     advantage_clip: float = 5.0,
     policy_version: int = 0,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Experience]:
-    """Sample, decode and score, one prompt at a time.
+    """Sample, decode and score, one prompt at a time: of all prompts, this rank's share.
 
     Args:
         backbone: the policy.
@@ -70,12 +72,14 @@ def gather(
         guidance: true classifier-free guidance, 1 for none.
         advantage_clip: largest absolute advantage.
         policy_version: the trajectories', see `repro.rollout.Trajectory`.
+        ranks: who shares the prompts; N must divide them.
     """
     from repro.backbones import bind
 
     if images_per_prompt < 2:
         raise ValueError(f"{images_per_prompt} images a prompt cannot be compared: take 2 or more")
-    for i, prompt in enumerate(prompts):
+    for i in ranks.share(range(len(prompts)), "prompts"):
+        prompt = prompts[i]
         generator = torch.Generator().manual_seed(seed * 1_000_003 + i)
         conditioning = backbone.encode([prompt], negative=guidance > 1).repeat(images_per_prompt)
         noise = torch.randn(1, *backbone.latent_shape(), generator=generator)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from repro.policy import Policy
+from repro.ranks import ALONE, Ranks
 from repro.rewards import Scorer
 from repro.stopwatch import Stopwatch
 
@@ -29,13 +30,28 @@ class Timed:
 
 
 class Guarded:
-    """A scorer whose failures are a step's `Fault`, and whose time is its own."""
+    """A scorer whose failures are a step's `Fault`, on every rank, and whose time is its own.
 
-    def __init__(self, scorer: Scorer, clock: Stopwatch) -> None:
+    All ranks score the same number of times: one that went on alone would wait for the others for ever.
+    """
+
+    def __init__(self, scorer: Scorer, clock: Stopwatch, ranks: Ranks = ALONE) -> None:
         self.name = scorer.name
         self._score = clock.timed("reward", scorer)
+        self._ranks = ranks
 
     def __call__(self, images: Tensor, prompts: Sequence[str], /) -> Tensor:
+        fault, rewards = None, torch.empty(0)
+        try:
+            rewards = self._checked(images, prompts)
+        except Fault as error:
+            fault = error
+        others = [found for found in self._ranks.gather(None if fault is None else str(fault)) if found]
+        if others:
+            raise fault or Fault(others[0])
+        return rewards
+
+    def _checked(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         try:
             rewards = self._score(images, prompts)
         except Exception as error:  # a scorer may raise anything; KeyboardInterrupt is not among it

@@ -14,113 +14,29 @@ counts.
   in their joint backward (and one reduce-scatter), endpoints stacked along the batch make one.
 * The reduce-scatter after every backward but an update's last can be held back (`sync_once`), at the price of
   keeping unsharded gradients.
-* A rank that ends closes its connections. Others that wait for it stop with a line that says so; torchrun
-  ends those that do not. Only a rank that hangs needs the timeout.
+
+Who does which part is `repro.ranks`'.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from repro.gradient import VelocityFn
 from repro.grpo import group_advantages
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process's place among the others.
-
-    Attributes:
-        rank: 0 .. size - 1; rank 0 writes what there is to write.
-        size: N, the number of processes.
-        device: this rank's own.
-    """
-
-    rank: int
-    size: int
-    device: torch.device
-
-    @property
-    def main(self) -> bool:
-        """Whether this is the rank that writes."""
-        return self.rank == 0
-
-    def share(self, items: Sequence[T]) -> Sequence[T]:
-        """This rank's consecutive part, such as of the prompts; all ranks together have every item once.
-
-        Raises:
-            ValueError: if the items do not divide evenly. Unequal parts would weigh samples unequally, and
-                ranks with fewer backwards would leave the others waiting.
-        """
-        if not items or len(items) % self.size:
-            raise ValueError(
-                f"{len(items)} items do not divide over {self.size} ranks: take a multiple of it"
-            )
-        each = len(items) // self.size
-        return items[self.rank * each : (self.rank + 1) * each]
-
-
-def launched() -> bool:
-    """Whether torchrun, or something that speaks like it, started this process."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-
-
-@contextmanager
-def join(device: str = "cpu", timeout: float = 600.0, **rendezvous: Any) -> Iterator[Ranks]:
-    """Join the other ranks, and leave them at the end.
-
-    Args:
-        device: "cpu" (gloo) or "cuda" (nccl, one GPU a process).
-        timeout: seconds after which a rank that hangs, without having ended, counts as lost.
-        rendezvous: init_method, rank and world_size where torchrun's environment is not there.
-
-    Raises:
-        ValueError: without torchrun's environment and without `rendezvous`.
-        SystemExit: another rank was lost: a line that says so, status 1.
-    """
-    if not rendezvous and not launched():
-        raise ValueError("no other ranks are known: start with torchrun --nproc_per_node N -m repro ...")
-    place = torch.device(device)
-    if place.type == "cuda":
-        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rendezvous.get("rank", 0))))
-        torch.cuda.set_device(place)
-    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **rendezvous)
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), place)
-    try:
-        yield ranks
-    except RuntimeError as error:
-        if not _is_loss(error):
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise SystemExit(
-            f"repro: rank {ranks.rank} of {ranks.size} lost another rank ({reason}); its own message tells "
-            "why, rerun the same command to resume"
-        ) from None
-    finally:
-        dist.destroy_process_group()
-
-
-def _is_loss(error: RuntimeError) -> bool:
-    words = r"connection (closed|reset|refused)|broken pipe|timed? ?out|socket|remote process exited"
-    return isinstance(error, dist.DistError) or bool(re.search(words, str(error), re.IGNORECASE))
+from repro.ranks import Ranks
 
 
 def blocks(transformer: nn.Module) -> list[nn.Module]:
@@ -136,26 +52,32 @@ def blocks(transformer: nn.Module) -> list[nn.Module]:
     return found
 
 
-def shard(transformer: nn.Module, dtype: torch.dtype | None = None) -> FSDPModule:
+def shard(
+    transformer: nn.Module, dtype: torch.dtype | None = None, *, cast_inputs: bool = True
+) -> FSDPModule:
     """Shard a transformer in place, each block on its own and the rest together, over all ranks.
 
     Weights and gradients become DTensors; gradients are averaged over the ranks. Turn checkpointing and LoRA
-    on before this.
+    on before this. The ranks' devices are where the weights are.
 
     Args:
         transformer: one that has `blocks`, with the same weights on every rank.
         dtype: of the gathered weights and of the computation, such as bfloat16; the sharded weights keep
             theirs, and gradients are reduced in float32. None computes in the weights' own.
+        cast_inputs: to `dtype`, those of the whole network; autocast does without, and keeps float32 where
+            it matters.
     """
     # A block's inputs are left alone: FSDP would cast its float32 rotary embedding in the forward and not in
     # the recompute of a checkpoint, which then stops. The root casts what comes from outside.
     reduce_dtype = None if dtype is None else torch.float32
     # FLUX's blocks return views. What FSDP warns of is writing to them in place, which diffusers does not do.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    mesh = init_device_mesh(next(transformer.parameters()).device.type, (dist.get_world_size(),))
     inner = MixedPrecisionPolicy(dtype, reduce_dtype, cast_forward_inputs=False)
     for block in blocks(transformer):
-        fully_shard(block, mp_policy=inner)
-    return fully_shard(transformer, mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype))
+        fully_shard(block, mesh=mesh, mp_policy=inner)
+    outer = MixedPrecisionPolicy(dtype, reduce_dtype, cast_forward_inputs=cast_inputs)
+    return fully_shard(transformer, mesh=mesh, mp_policy=outer)
 
 
 @contextmanager
@@ -209,23 +131,76 @@ def advantages_of_split_groups(rewards: Tensor, ranks: Ranks, clip: float = 5.0)
     return group_advantages(torch.cat(parts, dim=1), clip).chunk(ranks.size, dim=1)[ranks.rank]
 
 
+def full(tensor: Tensor) -> Tensor:
+    """A tensor, unsharded; where it is sharded every rank must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def full_gradients(module: nn.Module) -> dict[str, Tensor]:
     """Name -> gradient, unsharded; every rank must call it. Parameters without one are left out."""
-    gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    return {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in gradients.items()}
+    return {name: full(p.grad) for name, p in module.named_parameters() if p.grad is not None}
 
 
-def save(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
-    """Write weights, optimizer and progress, each rank its part; `folder` appears when all is written.
+def full_weights(module: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    """The state dict, unsharded, on the CPU where it was sharded; every rank must call it.
+
+    Args:
+        module: sharded or not.
+        keep: False where it is not needed; then nothing is returned.
+    """
+    weights = {}
+    for name, tensor in module.state_dict().items():
+        whole = full(tensor)
+        if keep:
+            weights[name] = whole.cpu() if isinstance(tensor, DTensor) else whole
+    return weights
+
+
+def graph_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Name -> the parameter that a graph holds, for torch.autograd.grad: its gradient is this rank's own.
+
+    A sharded parameter is in no graph: what stands there is its gathered form, the same tensor in every
+    forward. Differentiated for in place of `backward`, it is not averaged over the ranks.
+    """
+    found: dict[str, Tensor] = {}
+    for part in _parts(module):
+        part.unshard()
+        found |= {name: p for name, p in module.named_parameters() if not isinstance(p, DTensor)}
+        part.reshard()
+    return {name: found.get(name, p) for name, p in module.named_parameters()}
+
+
+def reshard(module: nn.Module) -> None:
+    """Forget what is gathered: weights that are changed from outside would not be seen there."""
+    for part in _parts(module):
+        part.reshard()
+
+
+def _parts(module: nn.Module) -> list[FSDPModule]:
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
+
+
+def like(values: Any, places: Any) -> Any:
+    """Nested values, their tensors sharded as those at the same place of `places` are."""
+    if isinstance(places, DTensor):
+        return values if isinstance(values, DTensor) else _shard_like(values, places)
+    if isinstance(values, dict) and isinstance(places, dict):
+        return {key: like(value, places.get(key)) for key, value in values.items()}
+    return values
+
+
+def _shard_like(value: Tensor, place: DTensor) -> DTensor:
+    return distribute_tensor(value.to(place.device), place.device_mesh, place.placements)
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    """Write a state, each rank the shards it has; `folder` appears when all is written.
 
     Args:
         folder: of the checkpoint; one that is there is replaced.
-        module: sharded or not.
-        optimizer: over its parameters.
-        progress: what else resuming takes, numbers and texts by name, the same on every rank.
+        state: nested dicts of tensors, sharded or not, and of plain values that are the same on every rank.
     """
     from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.state_dict import get_state_dict
 
     several = dist.is_initialized()
     main = not several or dist.get_rank() == 0
@@ -234,9 +209,7 @@ def save(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, prog
         shutil.rmtree(partial, ignore_errors=True)
     if several:
         dist.barrier()
-    weights, state = get_state_dict(module, optimizer)
-    content = {"model": weights, "optimizer": state, "progress": progress}
-    checkpoint.save(content, checkpoint_id=partial, no_dist=not several)
+    checkpoint.save(state, checkpoint_id=partial, no_dist=not several)
     if main:
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -244,50 +217,23 @@ def save(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, prog
         dist.barrier()
 
 
-def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
-    """Read into module, optimizer and `progress`, in place, what any number of ranks has saved.
+def load(folder: Path, state: dict[str, Any]) -> None:
+    """Read into `state`, in place, what any number of ranks has saved.
 
     Args:
-        folder, module, optimizer: as in `save`.
-        progress: with the same names as at saving; the values are replaced.
+        folder: of the checkpoint.
+        state: with the same names as at saving, sharded as it is wanted.
 
     Raises:
         ValueError: if the folder is no checkpoint, or one of another model.
     """
     from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     if not (folder / ".metadata").is_file():
         raise ValueError(f"{folder} is no complete checkpoint: name another, or start anew without it")
-    weights, state = get_state_dict(module, optimizer)
-    content = {"model": weights, "optimizer": state, "progress": progress}
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
     try:
-        checkpoint.load(content, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        checkpoint.load(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
     except (checkpoint.CheckpointException, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(f"{folder} does not fit this model ({reason}): name one of its own") from error
-    set_state_dict(module, optimizer, model_state_dict=weights, optim_state_dict=state)
-
-
-def spawn(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
-    """Run `function(ranks, *args)` in `size` processes on this machine's CPU, without torchrun.
-
-    Args:
-        function: importable, so defined at a module's top.
-        size: N.
-        args: picklable.
-
-    Returns:
-        What each rank's function returned, in the order of ranks.
-
-    Raises:
-        torch.multiprocessing.ProcessException: a rank failed; the others were ended.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_spawned, (function, size, folder, args), nprocs=size)
-        return [torch.load(Path(folder) / str(rank), weights_only=False) for rank in range(size)]
-
-
-def _spawned(rank: int, function: Callable[..., Any], size: int, folder: str, args: tuple[Any, ...]) -> None:
-    with join(init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size) as ranks:
-        torch.save(function(ranks, *args), Path(folder) / str(rank))

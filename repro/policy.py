@@ -8,6 +8,9 @@ What a training loop asks of it:
 * `reference`, a context in which the network is the one before training: the adapters off, or a frozen copy;
 * `averaged`, a context in which the weights are their exponential moving average;
 * `save`, a diffusers folder, or a LoRA adapter, that the stock pipeline loads.
+
+With several ranks the transformer is sharded over them (`repro.parallel`), and nothing else is: text encoders
+and VAE are whole on each.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from repro import parallel
 from repro.backbones import Backbone, Conditioning
+from repro.ranks import ALONE, Ranks
 from repro.recipes import Recipe
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
@@ -39,6 +44,7 @@ class Policy:
         ema: decay of the moving average, 0 for none.
         reference: keep what `reference` needs: with all weights trained, a second copy of the transformer.
         seed: of the adapters' initial weights.
+        ranks: over which the transformer is sharded; all of them must make the same calls.
 
     Raises:
         ValueError: adapters on a transformer without the projections they go on.
@@ -54,8 +60,10 @@ class Policy:
         ema: float = 0.0,
         reference: bool = False,
         seed: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.backbone = backbone
+        self._ranks = ranks
         self.lora_rank = lora_rank
         self.checkpointing = checkpointing
         self._autocast = autocast
@@ -69,6 +77,10 @@ class Policy:
             self._frozen = copy.deepcopy(transformer).requires_grad_(False)
         if checkpointing:
             transformer.enable_gradient_checkpointing()
+        if ranks.size > 1:
+            for network in (transformer, self._frozen):
+                if network is not None:
+                    parallel.shard(network, torch.bfloat16 if autocast else None, cast_inputs=not autocast)
         self._names = [name for name, p in transformer.named_parameters() if p.requires_grad]
         self.parameters: list[nn.Parameter] = [p for p in transformer.parameters() if p.requires_grad]
         self._average = (
@@ -167,6 +179,7 @@ class Policy:
 
     @torch.no_grad()
     def _assign(self, values: list[Any]) -> None:
+        parallel.reshard(self.backbone.transformer)
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.copy_(value)
 
@@ -186,20 +199,32 @@ class Policy:
         """Write the policy, its moving average if it has one, for the stock pipeline.
 
         All weights: a diffusers folder for ``from_pretrained``, with the card of a bundled model. LoRA: a
-        folder for ``load_lora_weights`` on the pipeline that training started from.
+        folder for ``load_lora_weights`` on the pipeline that training started from. All ranks must call it;
+        rank 0 writes.
         """
         folder = Path(folder)
-        pipeline: Any = self.backbone.pipeline
         with self.averaged():
-            if self.lora_rank:
-                from peft import get_peft_model_state_dict
-
-                layers = get_peft_model_state_dict(pipeline.transformer)
-                type(pipeline).save_lora_weights(folder, transformer_lora_layers=layers)
-            else:
-                pipeline.save_pretrained(folder)
-                self._write_card(folder)
+            weights = parallel.full_weights(self.backbone.transformer, keep=self._ranks.main)
+            if self._ranks.main:
+                self._write(folder, weights)
         return folder
+
+    def _write(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        pipeline: Any = self.backbone.pipeline
+        trained = pipeline.transformer
+        if self.lora_rank:
+            from peft import get_peft_model_state_dict
+
+            layers = get_peft_model_state_dict(trained, weights)
+            type(pipeline).save_lora_weights(folder, transformer_lora_layers=layers)
+            return
+        try:
+            if self._ranks.size > 1:
+                pipeline.transformer = _unsharded(trained, weights)
+            pipeline.save_pretrained(folder)
+        finally:
+            pipeline.transformer = trained
+        self._write_card(folder)
 
     def _write_card(self, folder: Path) -> None:
         """What a bundled model's folder says of its size, which its pipeline's configuration does not."""
@@ -214,13 +239,21 @@ class Policy:
         (folder / "repro_card.json").write_text(json.dumps(card, indent=2) + "\n")
 
 
+def _unsharded(transformer: Any, weights: dict[str, Tensor]) -> nn.Module:
+    """A network with the same configuration and these weights."""
+    with torch.device("meta"):
+        copy = type(transformer).from_config(transformer.config)
+    copy.load_state_dict(weights, assign=True)
+    return copy
+
+
 def weights_dtype(recipe: Recipe) -> torch.dtype:
     """What to load a backbone in: trained weights are float32, frozen ones may be what they are run in."""
     frozen = recipe.lora_rank > 0 and recipe.precision == "bfloat16"
     return torch.bfloat16 if frozen else torch.float32
 
 
-def make_policy(backbone: Backbone, recipe: Recipe, seed: int = 0) -> Policy:
+def make_policy(backbone: Backbone, recipe: Recipe, seed: int = 0, ranks: Ranks = ALONE) -> Policy:
     """The policy that `recipe` trains, on a backbone freshly loaded in `weights_dtype`."""
     if recipe.size:
         backbone.set_size(recipe.size, recipe.size)
@@ -232,4 +265,5 @@ def make_policy(backbone: Backbone, recipe: Recipe, seed: int = 0) -> Policy:
         ema=recipe.ema,
         reference=recipe.kl_weight > 0,
         seed=seed,
+        ranks=ranks,
     )

@@ -41,6 +41,7 @@ def collect(
     scorer: Path | str | None = None,
     prompts: Sequence[str] = (),
     device: str = "cpu",
+    ranks: int = 1,
 ) -> dict[str, Any]:
     """The provenance of a run that starts now.
 
@@ -51,6 +52,7 @@ def collect(
         scorer: the same of the scorer that is trained on.
         prompts: hashed, too, since a file of them may change under the same name.
         device: torch's name of the device, such as "cpu" or "cuda:0".
+        ranks: processes that share the run.
     """
     import torch
 
@@ -68,6 +70,7 @@ def collect(
         "device": torch.cuda.get_device_name(device) if str(device).startswith("cuda") else cpu_model(),
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
+        "ranks": ranks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(),
     }

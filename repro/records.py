@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +77,20 @@ class Tally:
     rollout_forwards: int = 0
     reference_forwards: int = 0
     _reports: list[tuple[GradientReport, int]] = field(default_factory=list)
+
+    @staticmethod
+    def merge(tallies: Sequence[Tally]) -> Tally:
+        """One step's tallies, one of each rank's prompts, as if one process had counted them all.
+
+        Losses, gradient norms, updates and the rollout's forwards are every rank's already.
+        """
+        return replace(
+            tallies[0],
+            rewards=torch.cat([t.rewards for t in tallies]),
+            advantages=torch.cat([t.advantages for t in tallies]),
+            reference_forwards=sum(t.reference_forwards for t in tallies),
+            _reports=[report for t in tallies for report in t._reports],
+        )
 
     def begin_update(self) -> None:
         """From here on reports belong to another update."""

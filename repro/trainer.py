@@ -11,6 +11,10 @@ each is scaled by its share of N, so their size does not change the result.
 Every random number of a step comes from (seed, step) alone, never from a generator that lives on. So a run
 that was killed continues from its last checkpoint to the same weights and metrics as one that was not.
 
+Several ranks share the prompts of a step. What is random about a prompt comes from its place among all of
+them, gradients are averaged over the ranks (`repro.parallel`), and metrics are those of all prompts: the same
+run, on any number of ranks.
+
 A step that cannot be learned from (a scorer that raises or returns no finite numbers, a gradient or loss that
 is not finite) changes no weight. It is recorded with its fault, and training stops after `fault_limit` of
 them in a row.
@@ -32,14 +36,18 @@ from repro.experience import Experience, gather
 from repro.gradient import VelocityFn, accumulate_gradient
 from repro.grpo import ClippedSurrogate
 from repro.guard import Fault, Guarded, Timed
+from repro.optimizer import make_optimizer
+from repro.parallel import full
 from repro.plan import blocks
 from repro.policy import Policy
+from repro.ranks import ALONE, Ranks
 from repro.recipes import Recipe
 from repro.records import PHASES, StepRecord, Tally
 from repro.rewards import Scorer
 from repro.rollout import reindex
 from repro.scheme import Scheme
 from repro.stopwatch import Stopwatch
+from repro.validation import validate_ranks
 
 
 def stream(*key: int | str) -> int:
@@ -58,37 +66,33 @@ class Trainer:
         prompts: to train on, drawn without replacement, anew in each pass over them.
         seed: with the step's number, of everything random.
         steps: the length of the run, for the schedule of the learning rate.
+        ranks: who shares the prompts; the policy's.
 
     Raises:
-        ValueError: settings that contradict each other.
+        ValueError: settings that contradict each other, or that do not divide over the ranks.
     """
 
     def __init__(
-        self, recipe: Recipe, policy: Policy, scorer: Scorer, prompts: Sequence[str], *, seed: int, steps: int
+        self,
+        recipe: Recipe,
+        policy: Policy,
+        scorer: Scorer,
+        prompts: Sequence[str],
+        *,
+        seed: int,
+        steps: int,
+        ranks: Ranks = ALONE,
     ) -> None:
-        from diffusers.optimization import get_scheduler
-
         recipe.validate()
+        validate_ranks(recipe, ranks)
         if not prompts:
             raise ValueError("there are no prompts to train on: give at least one")
-        self.recipe = recipe
-        self.policy = policy
-        self.scorer = scorer
+        self.recipe, self.policy, self.scorer = recipe, policy, scorer
         self.prompts = list(prompts)
-        self.seed = seed
-        self.done = 0
-        self.version = 0
-        self._faults = 0
+        self.seed, self.ranks = seed, ranks
+        self.done = self.version = self._faults = 0
         self._sigmas = recipe.sigmas
-        self._optimizer = torch.optim.AdamW(
-            policy.parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay
-        )
-        self._schedule = get_scheduler(
-            recipe.schedule,
-            self._optimizer,
-            num_warmup_steps=recipe.warmup,
-            num_training_steps=steps * recipe.updates,
-        )
+        self._optimizer, self._schedule = make_optimizer(policy.parameters, recipe, steps * recipe.updates)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that `step` depends on and changes."""
@@ -131,7 +135,7 @@ class Trainer:
             self._optimizer.zero_grad(set_to_none=True)
         self.done += 1
         self._faults = self._faults + 1 if fault else 0
-        metrics = tally.metrics()
+        metrics = Tally.merge(self.ranks.gather(tally)).metrics()
         metrics |= {"step": self.done, "learning_rate": self._schedule.get_last_lr()[0], "fault": fault}
         return StepRecord(metrics, {phase: clock.seconds.get(phase, 0.0) for phase in PHASES})
 
@@ -164,7 +168,7 @@ class Trainer:
         return list(
             gather(
                 cast(Backbone, Timed(self.policy, clock)),
-                Guarded(self.scorer, clock),
+                Guarded(self.scorer, clock, self.ranks),
                 self._batch_prompts(),
                 images_per_prompt=recipe.images,
                 sigmas=self._sigmas,
@@ -173,21 +177,24 @@ class Trainer:
                 guidance=recipe.guidance,
                 advantage_clip=recipe.advantage_clip,
                 policy_version=self.version,
+                ranks=self.ranks,
             )
         )
 
     def _accumulate(self, experiences: list[Experience], noisy: range, update: int, tally: Tally) -> None:
-        """Fill .grad with the gradient of one update's loss."""
+        """Fill .grad with the gradient of one update's loss: sharded, it becomes the mean over the ranks."""
         recipe = self.recipe
         share = range(update, recipe.images, recipe.updates)
         micro_batch = recipe.micro_batch or len(share)
         total = len(share) * len(experiences)
         tally.begin_update()
-        for i, experience in enumerate(experiences):
+        places = self.ranks.share(range(recipe.prompts))  # among all ranks' prompts
+        for i, experience in zip(places, experiences, strict=True):
             steps, scheme = recipe.trained_steps(noisy, self._generator("steps", update, i))
             for start in range(0, len(share), micro_batch):
                 images = share[start : start + micro_batch]
                 self._accumulate_images(experience, images, steps, scheme, total, tally)
+        tally.losses[-1] = self.ranks.mean(tally.losses[-1])
 
     def _accumulate_images(
         self,
@@ -241,10 +248,11 @@ class Trainer:
 
     def _apply(self, tally: Tally) -> None:
         """Clip the gradient and take an optimizer step, or raise a Fault and take none."""
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.recipe.max_grad_norm)
-        tally.grad_norms.append(float(norm))
-        if not (math.isfinite(float(norm)) and math.isfinite(tally.losses[-1])):
-            raise Fault(f"the gradient's norm is {float(norm):g} and the loss {tally.losses[-1]:g}")
+        clipped = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.recipe.max_grad_norm)
+        norm = float(full(clipped))
+        tally.grad_norms.append(norm)
+        if not (math.isfinite(norm) and math.isfinite(tally.losses[-1])):
+            raise Fault(f"the gradient's norm is {norm:g} and the loss {tally.losses[-1]:g}")
         self._optimizer.step()
         self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -278,7 +286,7 @@ def train(
     Raises:
         ValueError: too many faults in a row, or a checkpoint that cannot be resumed from.
     """
-    found = checkpoints.latest() if checkpoints else None
+    found = checkpoints.latest(trainer.state_dict) if checkpoints else None
     if found is not None:
         trainer.load_state_dict(found.state)
     visit(trainer.done)

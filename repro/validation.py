@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from repro.plan import plan
+from repro.ranks import Ranks
 from repro.recipes import Recipe, noise
 from repro.scheme import equal_step_groups
 
@@ -54,6 +55,20 @@ def validate(recipe: Recipe) -> None:
         raise ValueError("a constant schedule has no warmup: set schedule to constant_with_warmup")
     _validate_steps(recipe)
     _validate_updates(recipe)
+
+
+def validate_ranks(recipe: Recipe, ranks: Ranks) -> None:
+    """Refuse a recipe whose training step cannot be split over the ranks: they must make equally many passes.
+
+    Raises:
+        ValueError: prompts that do not divide, or prompts that are trained on unequally many anchors.
+    """
+    ranks.share(range(recipe.prompts), "prompts per training step")
+    if ranks.size > 1 and recipe.scheme == "routed" and recipe.timestep_fraction < 1:
+        raise ValueError(
+            "scheme routed with a timestep_fraction below 1 gives some prompts more backwards than others, "
+            "which several ranks cannot share: take another scheme, all steps, or one rank"
+        )
 
 
 def _validate_steps(recipe: Recipe) -> None:

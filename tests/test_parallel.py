@@ -22,16 +22,10 @@ from experiments.allgather import COLUMNS, Config, plot, show
 from experiments.collectives import LAYOUTS, count, gradient_error, problem, update
 from repro.backbones.synthetic import build
 from repro.grpo import group_advantages
-from repro.parallel import (
-    Ranks,
-    advantages_of_split_groups,
-    blocks,
-    full_gradients,
-    load,
-    save,
-    spawn,
-    sync_once,
-)
+from repro.optimizer import make_optimizer
+from repro.parallel import advantages_of_split_groups, blocks, full_gradients, load, save, sync_once
+from repro.ranks import Ranks, spawn
+from repro.recipes import Recipe
 from repro.results import Table
 
 GROUPS, W = 2, 4
@@ -41,6 +35,10 @@ ROWS = [
     ("jagg-joint", True, False),
     ("jagg-stacked", True, True),
 ]
+
+
+def state(network: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict[str, Any]:
+    return {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
 
 
 def on_each_rank(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -57,9 +55,10 @@ def on_each_rank(ranks: Ranks, folder: Path) -> dict[str, Any]:
     except ValueError as error:
         miscounted = str(error)
 
-    optimizer = torch.optim.AdamW(half.policy.parameters(), lr=1e-2)
+    recipe = Recipe(learning_rate=1e-2)
+    optimizer, _ = make_optimizer(list(half.policy.parameters()), recipe, updates=1)
     optimizer.step()
-    save(folder / "checkpoint", half.policy, optimizer, {"step": 7})
+    save(folder / "checkpoint", state(half.policy, optimizer, 7))
     mine = REWARDS.chunk(ranks.size, dim=1)[ranks.rank]
     return {
         "rows": rows,
@@ -144,10 +143,11 @@ def test_a_share_must_be_even() -> None:
 
 def test_two_ranks_resume_on_one(found: list[dict[str, Any]], folder: Path) -> None:
     network = build("flux-dev", torch.float32, "cpu", 64, reduced=True, seed=5).transformer
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
-    progress = {"step": 0}
-    load(folder / "checkpoint", network, optimizer, progress)
-    assert progress == {"step": 7}
+    optimizer, _ = make_optimizer(list(network.parameters()), Recipe(), updates=1)
+    into = state(network, optimizer, 0)
+    load(folder / "checkpoint", into)
+    optimizer.load_state_dict(into["optimizer"])
+    assert into["step"] == 7 and optimizer.param_groups[0]["lr"] == 1e-2
     for name, p in network.named_parameters():
         assert torch.equal(p, found[0]["weights"][name]), name
     for p, moment in zip(network.parameters(), found[0]["moments"], strict=True):
@@ -155,16 +155,14 @@ def test_two_ranks_resume_on_one(found: list[dict[str, Any]], folder: Path) -> N
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    network = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="is no complete checkpoint"):
-        load(tmp_path, network, torch.optim.AdamW(network.parameters()), {})
+        load(tmp_path, {})
 
 
 def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
-    small, large = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
-    save(tmp_path / "small", small, torch.optim.AdamW(small.parameters()), {"step": 1})
+    save(tmp_path / "small", torch.nn.Linear(2, 2).state_dict())
     with pytest.raises(ValueError, match="small does not fit this model"):
-        load(tmp_path / "small", large, torch.optim.AdamW(large.parameters()), {"step": 0})
+        load(tmp_path / "small", torch.nn.Linear(3, 3).state_dict())
 
 
 def test_a_network_without_blocks_is_refused() -> None:
@@ -175,7 +173,7 @@ def test_a_network_without_blocks_is_refused() -> None:
 LOSE_A_RANK = """
 import os, signal, torch
 from torch import distributed
-from repro.parallel import join
+from repro.ranks import join
 with join() as ranks:
     for step in range(10**6):
         if (ranks.rank, step) == (1, 3):
