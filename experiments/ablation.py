@@ -35,6 +35,7 @@ from experiments.evaluation import REWARD
 from experiments.inputs import load_model
 from experiments.paired import compare
 from repro.provenance import collect
+from repro.ranks import ALONE, Ranks
 from repro.results import Table, provenance_path
 
 __all__ = ["Config", "plot", "run"]
@@ -93,7 +94,7 @@ class Config(convergence.Config):
     """share of the exact baseline's rise within which two arms count as equal"""
 
 
-def run(config: Config) -> Path:
+def run(config: Config, ranks: Ranks = ALONE) -> Path:
     """Train the cells that are missing and write the contrasts anew; returns their CSV.
 
     Raises:
@@ -102,11 +103,12 @@ def run(config: Config) -> Path:
     """
     if not config.margin > 0:
         raise ValueError(f"margin is {config.margin}, expected a share above 0 of the baseline's rise")
-    _check_margin(config)
-    cells = convergence.train_cells(_cells_config(config))
-    write(cells, config)
-    show(cells.with_name("ablation.csv"))
-    return cells.with_name("ablation.csv")
+    ranks.on_main(_check_margin, config)
+    cells = convergence.train_cells(_cells_config(config), ranks)
+    csv = cells.with_name("ablation.csv")
+    ranks.on_main(write, cells, config)
+    ranks.on_main(show, csv)
+    return csv
 
 
 def _cells_config(config: Config) -> convergence.Config:
@@ -138,7 +140,8 @@ def write(cells: Path, config: Config) -> None:
     common = {"model": table.model.iloc[0], "algorithm": table.algorithm.iloc[0]}
     made = json.loads(provenance_path(cells).read_text())
     provenance = collect({"margin": config.margin, "cells": made["config"]}, seed=config.seed)
-    provenance |= {k: made[k] for k in ("checkpoint_sha256", "device", "cpu", "threads") if k in made}
+    kept = ("checkpoint_sha256", "device", "cpu", "threads", "ranks")
+    provenance |= {k: made[k] for k in kept if k in made}
     for name, columns, key, rows in (
         ("ablation", COLUMNS, KEY, _contrasts(outcomes, config.margin)),
         ("ablation-efficiency", EFFICIENCY_COLUMNS, EFFICIENCY_KEY, _efficiency(outcomes, spent(cells))),

@@ -36,9 +36,11 @@ from repro import logs, zoo
 from repro.console import progress
 from repro.overrides import Overrides, override
 from repro.provenance import collect, plain
+from repro.ranks import ALONE, Ranks
 from repro.recipes import Algorithm, Recipe, preset
-from repro.results import Table
 from repro.rewards import load as load_reward
+from repro.shared_table import SharedTable
+from repro.validation import validate_ranks
 
 __all__ = ["Config", "plot", "run", "train_cells"]
 
@@ -102,18 +104,19 @@ class Config:
     """train everything again instead of resuming"""
 
 
-def run(config: Config) -> Path:
+def run(config: Config, ranks: Ranks = ALONE) -> Path:
     """Train the cells that are missing; returns the CSV of evaluations.
 
     Raises:
-        ValueError: settings that contradict each other, or a model, scorer or prompts that cannot be loaded.
+        ValueError: settings that contradict each other or do not divide over the ranks, or a model, scorer or
+            prompts that cannot be loaded.
     """
-    csv = train_cells(config)
-    show(csv)
+    csv = train_cells(config, ranks)
+    ranks.on_main(show, csv)
     return csv
 
 
-def train_cells(config: Config) -> Path:
+def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
     """`run`, without printing."""
     config = _quick(config) if config.quick else config
     logs.check(config.log)
@@ -123,38 +126,47 @@ def train_cells(config: Config) -> Path:
     scorer, reward = load_scorer(config.reward, model)
     config = replace(config, reward=reward, eval_rewards=_eval_rewards(config, reward))
     base = override(preset(config.algorithm, bundled=_is_small(model)), config.recipe)
-    cells = _cells(config, base)
+    cells = _cells(config, base, ranks)
     others = [load_reward(spec, config.device) for spec in config.eval_rewards]
-    evaluator = Evaluator(eval_prompts, config.eval_images, scorer, others)
+    evaluator = Evaluator(eval_prompts, config.eval_images, scorer, others, ranks)
     folder = results_folder(config, model)
     provenance = collect(
-        _identity(config, base), seed=config.seed, checkpoint=model.path, device=config.device
+        _identity(config, base),
+        seed=config.seed,
+        checkpoint=model.path,
+        device=config.device,
+        ranks=ranks.size,
     )
     if config.fresh:
-        shutil.rmtree(states_folder(folder), ignore_errors=True)
+        ranks.on_main(shutil.rmtree, states_folder(folder), ignore_errors=True)
     with ExitStack() as stack:
 
-        def table(name: str, columns: dict[str, type], key: tuple[str, ...]) -> Table:
-            path = folder / f"{name}.csv"
-            return stack.enter_context(Table(path, columns, key, provenance=provenance, fresh=config.fresh))
+        def table(name: str, columns: dict[str, type], key: tuple[str, ...]) -> SharedTable:
+            path, settings = folder / f"{name}.csv", {"provenance": provenance, "fresh": config.fresh}
+            return stack.enter_context(SharedTable(ranks, path, columns, key, **settings))
 
         tables = Tables(
             table("convergence", COLUMNS, (*CELL, "step", "metric")),
             table("convergence-training", TRAINING_COLUMNS, (*CELL, "step")),
             table("convergence-timings", TIMING_COLUMNS, (*CELL, "step")),
         )
-        work = Work(config, base, model, scorer, prompts, evaluator, tables, provenance)
+        work = Work(config, base, model, scorer, prompts, evaluator, tables, provenance, ranks)
         missing = [cell for cell in cells if not work.done(cell, cell.steps(config.steps))]
         total = sum(cell.steps(config.steps) for cell in cells)
         left = sum(cell.steps(config.steps) for cell in missing)
         with progress(f"convergence {folder.name}", total, total - left) as advance:
             for cell in missing:
                 train_cell(work, cell, advance)
-        for cell in cells:  # a state is left where a run was killed between its last evaluation and its end
-            shutil.rmtree(states_folder(folder) / cell.name, ignore_errors=True)
-        if not any(path.is_dir() for path in states_folder(folder).glob("*")):
-            shutil.rmtree(states_folder(folder), ignore_errors=True)
+        ranks.on_main(_clear_states, states_folder(folder), cells)
     return folder / "convergence.csv"
+
+
+def _clear_states(folder: Path, cells: list[Cell]) -> None:
+    """Delete what is left of finished cells: a run may be killed between its last evaluation and its end."""
+    for cell in cells:
+        shutil.rmtree(folder / cell.name, ignore_errors=True)
+    if not any(path.is_dir() for path in folder.glob("*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def results_folder(config: Config, model: Model) -> Path:
@@ -189,7 +201,7 @@ def _eval_rewards(config: Config, reward: str) -> tuple[str, ...]:
     return config.eval_rewards or bundled
 
 
-def _cells(config: Config, base: Recipe) -> list[Cell]:
+def _cells(config: Config, base: Recipe, ranks: Ranks) -> list[Cell]:
     """What is asked for, each cell's recipe validated before anything is loaded or trained."""
     known = arms_of(config.algorithm)
     if unknown := [arm for arm in config.arms if arm not in known]:
@@ -205,7 +217,7 @@ def _cells(config: Config, base: Recipe) -> list[Cell]:
         config.fewer_seeds,
     )
     for cell in cells:
-        cell.recipe(base)
+        validate_ranks(cell.recipe(base), ranks)
     return cells
 
 

@@ -10,6 +10,9 @@ cut into groups, the shift of the schedule, the precision. Each is measured for
 - ``batch``: all prompts together, with ``batch-without`` one block of them, for the jackknife's interval.
 
 The training-length panel compares models: run this on earlier snapshots, one results folder a model.
+
+Several ranks share the prompts. Each measures its own prompts' products, on the sharded transformer but not
+averaged over the ranks; what is of the whole batch is summed over them.
 """
 
 from __future__ import annotations
@@ -27,17 +30,19 @@ from torch import Tensor
 from experiments import cosine_figure, cosine_report
 from experiments.cosine_settings import Config, Setting, settings
 from experiments.inputs import load_model, load_prompts, load_scorer
+from repro import parallel
 from repro.backbones import Backbone, bind
 from repro.console import note, progress
 from repro.experience import Experience, gather
 from repro.groups import Groups
 from repro.grpo import ClippedSurrogate
 from repro.provenance import collect
-from repro.results import Table
+from repro.ranks import ALONE, Ranks
 from repro.rewards import local_path
 from repro.rollout import reindex
 from repro.scheme import Reading, Scheme, Weighting, endpoints_only, jagg
 from repro.sde import Dance
+from repro.shared_table import SharedTable
 from repro.similarity import GroupProducts, gradient_products, similarity
 
 __all__ = ["Config", "plot", "run"]
@@ -70,20 +75,24 @@ KEY = ("setting", "group", "scheme", "unit", "unit_id")
 JACKKNIFE_BLOCKS = 8
 
 
-def run(config: Config) -> Path:
+def run(config: Config, ranks: Ranks = ALONE) -> Path:
     """Measure what is missing of the table; returns the CSV.
 
     Raises:
-        ValueError: a setting that does not fit, or a model, reward or prompts that cannot be loaded.
+        ValueError: a setting that does not fit or does not divide over the ranks, or a model, reward or
+            prompts that cannot be loaded.
     """
     if config.quick:
         config = replace(config, settings=("base",), prompts=3, samples=1)
     chosen = settings(config)
+    for setting in chosen:
+        ranks.share(range(setting.prompts), f"prompts of setting {setting.name}")
     prompts = load_prompts(config.prompts_file, config.prompts, config.seed)
     model = load_model(config.model, config.device, config.size)
     scorer, reward = load_scorer(config.reward, model)
     config = replace(config, reward=reward)
     folder = (config.out or Path("results/quick" if config.quick else "results")) / model.name
+    csv = folder / "cosine.csv"
     provenance = collect(
         config,
         seed=config.seed,
@@ -91,8 +100,9 @@ def run(config: Config) -> Path:
         scorer=local_path(reward),
         prompts=prompts,
         device=config.device,
+        ranks=ranks.size,
     )
-    with Table(folder / "cosine.csv", COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
+    with SharedTable(ranks, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
         missing = {s: [g for g in range(len(s.groups)) if not _done(table, s, g)] for s in chosen}
         total = sum(len(s.groups) * s.prompts for s in chosen)
         left = sum(len(groups) * s.prompts for s, groups in missing.items())
@@ -104,6 +114,8 @@ def run(config: Config) -> Path:
                 if setting.dtype != loaded:
                     backbone = None  # frees the one before, or two would be held while loading
                     backbone, loaded = model.backbone(setting.dtype), setting.dtype
+                    if ranks.size > 1:
+                        parallel.shard(backbone.transformer)
                 assert backbone is not None
                 batch = gather(
                     backbone,
@@ -114,19 +126,22 @@ def run(config: Config) -> Path:
                     kernel=Dance(setting.eta),
                     seed=config.seed,
                     guidance=config.guidance,
+                    ranks=ranks,
                 )
                 experiences = []
                 for experience in batch:
                     experiences.append(experience)
-                    advance(0, note=f"{setting.name}: sampling {len(experiences)}/{setting.prompts}")
-                _check_rewards(experiences)
+                    advance(
+                        0, note=f"{setting.name}: sampling {len(experiences) * ranks.size}/{setting.prompts}"
+                    )
+                _check_rewards(experiences, ranks)
                 for g in missing[setting]:
-                    rows = list(_measure(config, setting, backbone, experiences, g, advance))
+                    rows = _measure(config, setting, backbone, experiences, g, advance, ranks)
                     common = {"model": model.name, "training_steps": model.training_steps}
                     table.append(*({**common, **row} for row in rows))
                 del batch, experiences, experience  # so that they do not hold the backbone
-    cosine_report.show(folder / "cosine.csv")
-    return folder / "cosine.csv"
+    ranks.on_main(cosine_report.show, csv)
+    return csv
 
 
 def _schemes(times: Tensor, groups: Groups) -> list[Scheme]:
@@ -136,18 +151,19 @@ def _schemes(times: Tensor, groups: Groups) -> list[Scheme]:
     ]
 
 
-def _done(table: Table, setting: Setting, group: int) -> bool:
+def _done(table: SharedTable, setting: Setting, group: int) -> bool:
     return table.has(setting=setting.name, group=group, scheme="jagg-time", unit="batch", unit_id="all")
 
 
-def _check_rewards(experiences: list[Experience]) -> None:
-    silent = sum(not bool(e.advantages.any()) for e in experiences)
-    if silent == len(experiences):
+def _check_rewards(experiences: list[Experience], ranks: Ranks) -> None:
+    silent = sum(ranks.gather(sum(not bool(e.advantages.any()) for e in experiences)))
+    prompts = len(experiences) * ranks.size
+    if silent == prompts:
         raise ValueError(
             "all images of every prompt have equal rewards, so there is no gradient: use another scorer"
         )
     if silent:
-        note(f"cosine: {silent} of {len(experiences)} prompts have equal rewards and no gradient")
+        note(f"cosine: {silent} of {prompts} prompts have equal rewards and no gradient")
 
 
 def _measure(
@@ -157,7 +173,8 @@ def _measure(
     experiences: list[Experience],
     g: int,
     advance: Any,
-) -> Iterator[dict[str, Any]]:
+    ranks: Ranks,
+) -> list[dict[str, Any]]:
     """The rows of one group: prompts, single samples, the batch and its jackknife."""
     group = setting.groups[g]
     times = setting.sigmas[: setting.n_steps]
@@ -190,27 +207,31 @@ def _measure(
                 **values,
             }
 
-    blocks: list[GroupProducts] = []
-    sizes: list[int] = []
-    n_blocks = min(JACKKNIFE_BLOCKS, len(experiences))
-    for i, experience in enumerate(experiences):
+    own: list[dict[str, Any]] = []
+    blocks: dict[int, GroupProducts] = {}  # of this rank's prompts
+    n_blocks = min(JACKKNIFE_BLOCKS, setting.prompts)
+    for i, experience in zip(ranks.share(range(setting.prompts)), experiences, strict=True):
         products = _products(config, backbone, experience, slice(None), setting, group, parameters)
-        yield from rows(products, "prompt", str(i), config.images)
-        if i < n_blocks:
-            blocks.append(products)
-            sizes.append(config.images)
-        else:
+        own += rows(products, "prompt", str(i), config.images)
+        if i % n_blocks in blocks:
             blocks[i % n_blocks] += products
-            sizes[i % n_blocks] += config.images
+        else:
+            blocks[i % n_blocks] = products
         for b in range(config.samples):
             single = _products(config, backbone, experience, slice(b, b + 1), setting, group, parameters)
-            yield from rows(single, "sample", f"{i}.{b}", 1)
-        advance(1, note=f"{setting.name}: group {g}")
-    total = replace(blocks[0], vectors=functools.reduce(torch.add, (block.vectors for block in blocks)))
-    yield from rows(total, "batch", "all", sum(sizes))
-    for k, block in enumerate(blocks):
-        rest = replace(total, vectors=total.vectors - block.vectors)
-        yield from rows(rest, "batch-without", str(k), sum(sizes) - sizes[k])
+            own += rows(single, "sample", f"{i}.{b}", 1)
+        advance(ranks.size, note=f"{setting.name}: group {g}")
+    found = [row for part in ranks.gather(own) for row in part]
+    vectors = ranks.sum(functools.reduce(torch.add, (blocks[k].vectors for k in sorted(blocks))))
+    total, nothing = replace(products, vectors=vectors), torch.zeros_like(vectors)
+    images = setting.prompts * config.images
+    found += rows(total, "batch", "all", images)
+    for k in range(n_blocks):
+        block = ranks.sum(blocks[k].vectors if k in blocks else nothing)
+        rest = replace(total, vectors=vectors - block)
+        left_out = len(range(k, setting.prompts, n_blocks)) * config.images
+        found += rows(rest, "batch-without", str(k), images - left_out)
+    return found
 
 
 def _products(
@@ -240,7 +261,9 @@ def _products(
 def _parameters(backbone: Backbone, pattern: str) -> list[Tensor]:
     try:
         chosen: list[Tensor] = [
-            p for name, p in backbone.transformer.named_parameters() if re.search(pattern, name)
+            p
+            for name, p in parallel.graph_parameters(backbone.transformer).items()
+            if re.search(pattern, name)
         ]
     except re.error as error:
         raise ValueError(f"--parameters {pattern!r} is no regular expression ({error})") from None

@@ -22,6 +22,7 @@ from repro import zoo
 from repro.backbones import bind
 from repro.console import note
 from repro.policy import Policy
+from repro.ranks import ALONE, Ranks
 from repro.recipes import Recipe
 from repro.rewards import Scorer
 from repro.rollout import sample
@@ -72,11 +73,21 @@ class Evaluator:
         images: per prompt, at least 2.
         scorer: the one that is trained on.
         others: evaluation scorers; the first with ``image_features`` gives the feature space.
+        ranks: who shares the prompts; N must divide them.
     """
 
-    def __init__(self, prompts: Prompts, images: int, scorer: Scorer, others: Sequence[Scorer]) -> None:
+    def __init__(
+        self,
+        prompts: Prompts,
+        images: int,
+        scorer: Scorer,
+        others: Sequence[Scorer],
+        ranks: Ranks = ALONE,
+    ) -> None:
         if images < 2:
             raise ValueError(f"{images} images a prompt have no diversity: evaluate 2 or more")
+        self._share = ranks.share(range(len(prompts.texts)), "evaluation prompts")
+        self._ranks = ranks
         self.prompts = prompts
         self.images = images
         self._scorers = {REWARD: scorer} | {other.name: other for other in others}
@@ -88,19 +99,20 @@ class Evaluator:
     def __call__(self, policy: Policy, recipe: Recipe) -> Evaluation:
         """Evaluate the policy's moving average, or the policy, with the recipe's schedule and guidance."""
         with policy.averaged():
-            images = self._sample(policy, recipe)
-        texts = [text for text in self.prompts.texts for _ in range(self.images)]
-        values = {name: float(scorer(images, texts).mean()) for name, scorer in self._scorers.items()}
+            images = self._sample(policy, recipe)  # of this rank's prompts; what is made of them is of all
+        cat = self._ranks.cat
+        texts = [self.prompts.texts[i] for i in self._share for _ in range(self.images)]
+        values = {name: float(cat(scorer(images, texts)).mean()) for name, scorer in self._scorers.items()}
         if self._features is not None:
-            features = self._features(images).unflatten(0, (-1, self.images))  # (N, G, d), unit vectors
+            features = cat(self._features(images)).unflatten(0, (-1, self.images))  # (N, G, d), unit vectors
             if self.prompts.pictures is not None:
-                truth = self._features(self.prompts.pictures)
+                truth = self._features(self.prompts.pictures).to(features.device)
                 values[SIMILARITY] = float((features * truth[:, None]).sum(-1).mean())
             cosines = features @ features.mT
             pairs = self.images * (self.images - 1)
             off_diagonal = cosines.sum((1, 2)) - cosines.diagonal(dim1=1, dim2=2).sum(1)
             values[DIVERSITY] = float(1 - (off_diagonal / pairs).mean())
-        return Evaluation(values, images[:: self.images])
+        return Evaluation(values, cat(images[:: self.images]))
 
     def _sample(self, policy: Policy, recipe: Recipe) -> Tensor:
         sigmas = recipe.sigmas
@@ -109,8 +121,8 @@ class Evaluator:
         noise = torch.randn(shape, generator=generator)
         at_once = max(1, BATCH_IMAGES // self.images)
         parts = []
-        for start in range(0, len(self.prompts.texts), at_once):
-            here = slice(start, start + at_once)
+        for start in range(self._share[0], self._share[-1] + 1, at_once):
+            here = slice(start, min(start + at_once, self._share[-1] + 1))
             conditioning = policy.encode(self.prompts.texts[here], negative=recipe.guidance > 1)
             velocity = bind(
                 policy.as_backbone(), conditioning.repeat_interleave(self.images), sigmas, recipe.guidance

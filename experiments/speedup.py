@@ -6,6 +6,9 @@ process, so that whatever else the machine does meets them alike; the first roun
 row of the table is one step: seconds per phase, peak memory, the passes that were made, and beside them what
 the cost model predicts for the update from one forward and one backward measured in the same round.
 
+Several ranks take each step together, on a sharded transformer and a share of the prompts; rank 0's clock is
+what is written, into a table of their own number.
+
 The base setting is the paper's: checkpointing on, all weights, W 4, velocities forwarded again in the update.
 The others change one or two things, for the heat map.
 """
@@ -31,11 +34,12 @@ from repro.backbones import Backbone, synthetic
 from repro.console import progress
 from repro.cost import CostModel
 from repro.policy import Policy
-from repro.provenance import collect, cpu_model
+from repro.provenance import collect, cpu_model, plain
+from repro.ranks import ALONE, Ranks
 from repro.recipes import Recipe, preset
-from repro.results import Table
 from repro.rewards import Scorer
 from repro.scheme import Scheme
+from repro.shared_table import SharedTable
 
 plot = speedup_report.plot
 COLUMNS: dict[str, type] = {
@@ -66,7 +70,8 @@ COLUMNS: dict[str, type] = {
     "backward_factor": float,
     "predicted_update_s": float,
 }
-"""Counts are of one part; ``forward_s`` and ``backward_factor`` are f and b of `experiments.speedup_step`."""
+"""Samples are of all ranks, parts of one, counts of one part; ``forward_s`` and ``backward_factor`` are f and
+b of `experiments.speedup_step`."""
 KEY = (
     "algorithm",
     "checkpointing",
@@ -80,36 +85,47 @@ KEY = (
 )
 
 
-def run(config: Config) -> Path:
+def run(config: Config, ranks: Ranks = ALONE) -> Path:
     """Time what is missing of the table; returns the CSV.
 
     Raises:
-        ValueError: a setting that does not fit, or a model, reward or prompts that cannot be loaded.
+        ValueError: a setting that does not fit or does not divide over the ranks, or a model, reward or
+            prompts that cannot be loaded.
     """
     if config.quick:
         quick: tuple[Variation, ...] = ("base", "checkpointing", "velocities")
         config = replace(config, variations=quick, rounds=3, prompts=1)
     if config.rounds < 1:
         raise ValueError(f"rounds is {config.rounds}: take 1 or more, 6 for an interval of 95 %")
-    wanted = settings(config)
+    ranks.share(range(config.prompts), "prompts per step")
+    wanted = settings(config, ranks.size)
     source = _source(config)
     folder = (config.out or Path("results/quick" if config.quick else "results")) / source.name
-    provenance = collect(config, seed=config.seed, checkpoint=source.checkpoint, device=config.device)
-    with Table(folder / "speedup.csv", COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
+    csv = folder / "speedup.csv"
+    # Another number of ranks takes other seconds: it is another table.
+    several = {"ranks": ranks.size} if ranks.size > 1 else {}
+    provenance = collect(
+        {**plain(config), **several},
+        seed=config.seed,
+        checkpoint=source.checkpoint,
+        device=config.device,
+        ranks=ranks.size,
+    )
+    with SharedTable(ranks, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
         missing = [s for s in wanted if not table.has(**_key(s, "exact", 0))]
         steps = {setting: (config.rounds + 1) * len(chosen) for setting, chosen in wanted.items()}
         left = sum(steps[setting] for setting in missing)
         with progress(f"speedup {source.name}", sum(steps.values()), sum(steps.values()) - left) as advance:
             for mode, group in groupby(missing, key=lambda s: (s.weights, s.checkpointing)):
-                policy = _policy(config, source, *mode)
+                policy = _policy(config, source, *mode, ranks)
                 for setting in group:
-                    table.append(*_measure(config, source, policy, setting, wanted[setting], advance))
+                    table.append(*_measure(config, source, policy, setting, wanted[setting], advance, ranks))
                 del policy
                 gc.collect()
                 if config.device.startswith("cuda"):
                     torch.cuda.empty_cache()
-    speedup_report.show(folder / "speedup.csv")
-    return folder / "speedup.csv"
+    ranks.on_main(speedup_report.show, csv)
+    return csv
 
 
 def _key(setting: Setting, scheme: str, round_: int) -> dict[str, Any]:
@@ -153,12 +169,13 @@ def _source(config: Config) -> Source:
     return Source(model.name, model.path, lambda: model.backbone(dtype), scorer, prompts)
 
 
-def _policy(config: Config, source: Source, weights: str, checkpointing: bool) -> Policy:
+def _policy(config: Config, source: Source, weights: str, checkpointing: bool, ranks: Ranks) -> Policy:
     policy = Policy(
         source.load(),
         lora_rank=config.lora_rank if weights == "lora" else 0,
         checkpointing=checkpointing,
         seed=config.seed,
+        ranks=ranks,
     )
     if config.compile:
         policy.backbone.transformer.compile()
@@ -181,12 +198,20 @@ def _recipe(config: Config, setting: Setting) -> Recipe:
 
 
 def _measure(
-    config: Config, source: Source, policy: Policy, setting: Setting, chosen: list[Arm], advance: Any
+    config: Config,
+    source: Source,
+    policy: Policy,
+    setting: Setting,
+    chosen: list[Arm],
+    advance: Any,
+    ranks: Ranks,
 ) -> list[dict[str, Any]]:
     """The rows of one setting: all rounds of all its schemes, in turn."""
     recipe = _recipe(config, setting)
     try:
-        step = Step(policy, source.scorer, source.prompts, recipe, setting, config.seed, config.optimizer)
+        step = Step(
+            policy, source.scorer, source.prompts, recipe, setting, config.seed, config.optimizer, ranks
+        )
         schemes = [_scheme(name, fraction, step.times, setting) for name, fraction in chosen]
         rows = []
         for round_ in range(-1, config.rounds):  # the first warms up
@@ -201,7 +226,7 @@ def _measure(
                             "device": _device_name(config.device),
                             "dtype": config.dtype,
                             **_key(setting, scheme.name, round_),
-                            "samples": len(step.prompts),
+                            "samples": len(step.prompts) * ranks.size,
                             "parts": len(step.parts),
                             "sampling_steps": recipe.sampling_steps,
                             "trained_steps": len(step.noisy),

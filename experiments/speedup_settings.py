@@ -46,7 +46,7 @@ class Config:
     images: int = 12
     """images per prompt"""
     batch: int = 0
-    """samples forwarded together, 0 for all"""
+    """samples forwarded together, 0 for all that a process has"""
     lora_rank: int = 32
     """rank of the adapters where LoRA is timed"""
     optimizer: bool = True
@@ -75,9 +75,15 @@ class Config:
     """measure everything again instead of resuming"""
 
 
-def settings(config: Config) -> dict[Setting, list[Arm]]:
-    """Every setting with the schemes that are timed in it, settings of one policy side by side."""
-    batch = config.batch or config.prompts * config.images
+def settings(config: Config, ranks: int = 1) -> dict[Setting, list[Arm]]:
+    """Every setting with the schemes that are timed in it, settings of one policy side by side.
+
+    Args:
+        config: as it is on every rank.
+        ranks: processes that share the prompts; batches are of one's samples.
+    """
+    samples = config.prompts // ranks * config.images
+    batch = config.batch or samples
     plain = [_arm("exact"), _arm("jagg"), _arm("routed")]
     chosen: dict[Setting, list[Arm]] = {}
 
@@ -98,7 +104,7 @@ def settings(config: Config) -> dict[Setting, list[Arm]]:
             elif variation == "weights":
                 add(replace(base, weights="lora"), plain)
             elif algorithm == "dance_grpo":
-                for setting, schemes in _sweep(base, variation, config.prompts * config.images):
+                for setting, schemes in _sweep(base, variation, samples):
                     add(setting, schemes or plain)
     return dict(sorted(chosen.items()))
 

@@ -30,6 +30,7 @@ from repro.cost import Counts
 from repro.gradient import GradientReport, VelocityFn, accumulate_gradient
 from repro.grpo import ClippedSurrogate, group_advantages
 from repro.policy import Policy
+from repro.ranks import ALONE, Ranks
 from repro.recipes import Algorithm, Recipe
 from repro.rewards import Scorer
 from repro.rollout import Trajectory, reindex, sample
@@ -101,14 +102,15 @@ class Step:
     Args:
         policy: in the mode that `setting` asks for.
         scorer: of images, or None to draw random advantages (a random model's images say nothing).
-        prompts: one group of `recipe.images` each.
+        prompts: one group of `recipe.images` each; this rank takes its share of them.
         recipe: sampler and trained steps.
         setting: see there; its batch must divide the number of samples.
         seed: of noise, window and random advantages.
         optimizer: whether AdamW takes a step.
+        ranks: who shares the prompts; the policy's.
 
     Raises:
-        ValueError: if the batch does not divide the samples.
+        ValueError: if the batch does not divide the rank's samples, or the ranks the prompts.
     """
 
     def __init__(
@@ -120,21 +122,24 @@ class Step:
         setting: Setting,
         seed: int = 0,
         optimizer: bool = True,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.policy, self.scorer, self.recipe, self.setting = policy, scorer, recipe, setting
-        total = len(prompts) * recipe.images
+        share = ranks.share(range(len(prompts)), "prompts per step")
+        total = len(share) * recipe.images
         if total % setting.batch:
             raise ValueError(
                 f"{total} samples do not divide into parts of {setting.batch}: choose another batch"
             )
-        self.prompts = [prompt for prompt in prompts for _ in range(recipe.images)]
+        own = [prompts[i] for i in share]
+        self.prompts = [prompt for prompt in own for _ in range(recipe.images)]
         self._generator = torch.Generator().manual_seed(seed)
         self.noisy = recipe.noisy_steps(self._generator)
         self._sigmas = recipe.sigmas
         self._kernels = recipe.kernels(self.noisy)
         noise = torch.randn(len(prompts), *policy.latent_shape(), generator=self._generator)
-        noise = noise.repeat_interleave(recipe.images, dim=0).to(policy.device)
-        conditioning = policy.encode(list(prompts), negative=recipe.guidance > 1)
+        noise = noise[list(share)].repeat_interleave(recipe.images, dim=0).to(policy.device)
+        conditioning = policy.encode(own, negative=recipe.guidance > 1)
         conditioning = conditioning.repeat_interleave(recipe.images)
         parts = [slice(i, i + setting.batch) for i in range(0, total, setting.batch)]
         self.parts = [Part(conditioning.index(p), noise[p]) for p in parts]

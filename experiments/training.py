@@ -15,10 +15,11 @@ from experiments.inputs import Model
 from repro import logs
 from repro.checkpoint import Checkpoints
 from repro.policy import make_policy, weights_dtype
+from repro.ranks import Ranks
 from repro.recipes import Recipe
 from repro.records import METRICS, PHASES, StepRecord
-from repro.results import Table
 from repro.rewards import Scorer
+from repro.shared_table import SharedTable
 from repro.trainer import Trainer, train
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ TIMING_COLUMNS: dict[str, type] = {**CELL, "step": int, **{phase: float for phas
 class Tables(NamedTuple):
     """The three open tables."""
 
-    evaluations: Table
-    training: Table
-    timings: Table
+    evaluations: SharedTable
+    training: SharedTable
+    timings: SharedTable
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Work:
     evaluator: Evaluator
     tables: Tables
     provenance: dict[str, Any]
+    ranks: Ranks
 
     @property
     def folder(self) -> Path:
@@ -69,15 +71,14 @@ class Work:
 
 
 def train_cell(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
-    """One training run, from its last checkpoint if there is one."""
-    config, tables, key = work.config, work.tables, cell._asdict()
+    """One training run, from its last checkpoint if there is one; all ranks together."""
+    config, tables, key, ranks = work.config, work.tables, cell._asdict(), work.ranks
     recipe, steps = cell.recipe(work.base), cell.steps(config.steps)
-    policy = make_policy(work.model.backbone(weights_dtype(recipe)), recipe, cell.seed)
-    trainer = Trainer(recipe, policy, work.scorer, work.prompts, seed=cell.seed, steps=steps)
+    policy = make_policy(work.model.backbone(weights_dtype(recipe)), recipe, cell.seed, ranks)
+    trainer = Trainer(recipe, policy, work.scorer, work.prompts, seed=cell.seed, steps=steps, ranks=ranks)
     own = {**work.provenance, "config": {**work.provenance["config"], "cell": cell.name}}
-    checkpoints = Checkpoints(states_folder(work.folder) / cell.name, own)
-    checkpoints.folder.mkdir(parents=True, exist_ok=True)
-    (states_folder(work.folder) / ".gitignore").write_text("*\n")
+    checkpoints = Checkpoints(states_folder(work.folder) / cell.name, own, ranks)
+    ranks.on_main(_make_folder, checkpoints.folder)
     counted = 0
 
     def record(result: StepRecord) -> None:
@@ -94,7 +95,7 @@ def train_cell(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
             if config.save and done == steps:
                 policy.save(work.folder / "policies" / cell.name)
             values, images = work.evaluator(policy, recipe)
-            if cell.seed == config.seed and done in (0, steps):
+            if ranks.main and cell.seed == config.seed and done in (0, steps):
                 save_images(images, work.folder / "samples" / f"{cell.name}-step{done}.png")
             common = {"model": work.model.name, "algorithm": config.algorithm, **key, "step": done}
             rows = ({**common, "metric": name, "value": value} for name, value in values.items())
@@ -103,7 +104,9 @@ def train_cell(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
         advance(done - counted, note=cell.name)
         counted = done
 
-    with logs.open_log(config.log, work.folder / "logs", cell.name, own["config"]) as log:
+    with logs.open_log(
+        config.log if ranks.main else "none", work.folder / "logs", cell.name, own["config"]
+    ) as log:
         train(
             trainer,
             steps,
@@ -113,6 +116,12 @@ def train_cell(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
             checkpoint_every=config.checkpoint_every,
         )
     checkpoints.clear()
+
+
+def _make_folder(folder: Path) -> None:
+    """A folder for states, which git ignores."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder.parent / ".gitignore").write_text("*\n")
 
 
 def states_folder(folder: Path) -> Path:

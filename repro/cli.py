@@ -1,9 +1,12 @@
 """The command ``repro``: ``repro run EXPERIMENT`` measures a table and draws it, ``repro plot EXPERIMENT``
 redraws it.
 
-An experiment is a module with ``Config`` (a dataclass, whose fields become options), ``run(config) -> Path``
-of the CSV and ``plot(csv) -> Path`` of the figure. :data:`EXPERIMENTS` lists them; only the one asked for is
-imported.
+An experiment is a module with ``Config`` (a dataclass, whose fields become options), ``run(config, ranks) ->
+Path`` of the CSV and ``plot(csv) -> Path`` of the figure. :data:`EXPERIMENTS` lists them; only the one asked
+for is imported.
+
+``torchrun --nproc_per_node N -m repro run EXPERIMENT ...`` runs it on N ranks (`repro.ranks`): rank 0 writes
+and prints.
 
 Exit status: 0 done; 2 bad input, with one line on stderr that says what is wrong and what to do; 130
 interrupted (the rows written so far are kept: the same command resumes). Anything else is a bug and shows
@@ -27,7 +30,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 import tyro
 
-from repro.console import note
+from repro.console import note, silent
 from repro.provenance import ROOT
 
 
@@ -66,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (the process's own by default); returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        call = _parse(arguments)
+        # Whatever is said of the command line, rank 0 says.
+        with silent() if os.environ.get("RANK", "0") != "0" else contextlib.nullcontext():
+            call = _parse(arguments)
         if isinstance(call, int):
             return call
-        if call.threads < 0:
-            raise ValueError(f"--threads is {call.threads}, expected 1 or more; leave it out for all cores")
         if call.threads:
             import torch
 
@@ -98,15 +101,22 @@ def _is_for_the_user(error: BaseException) -> bool:
 
 
 class Run:
-    """Measure an experiment's table, or finish one that was interrupted, and draw its figure."""
+    """Measure an experiment's table, or finish one that was interrupted, and draw its figure.
+
+    On N GPUs: torchrun --nproc_per_node N -m repro run ... --device cuda
+    """
 
     experiment: str
     config: Any
 
     def execute(self) -> None:
+        from repro.ranks import joined
+
         module = importlib.import_module(EXPERIMENTS[self.experiment].module)
-        csv = module.run(self.config)
-        print(f"table   {csv}\nfigure  {module.plot(csv)}")
+        with joined(getattr(self.config, "device", "cpu")) as ranks:
+            csv = module.run(self.config, ranks)
+            if ranks.main:
+                print(f"table   {csv}\nfigure  {module.plot(csv)}")
 
 
 class Plot:
@@ -149,7 +159,7 @@ def _grammar(arguments: Sequence[str]) -> Any:
         Annotated[run, tyro.conf.subcommand("run", description=Run.__doc__)],
         Annotated[plot, tyro.conf.subcommand("plot", description=Plot.__doc__)],
     ]
-    threads = Annotated[int, tyro.conf.arg(metavar="N", help="CPU threads, 0 for all cores.")]
+    threads = Annotated[int, tyro.conf.arg(metavar="N", help="CPU threads of each process, 0 for all cores.")]
     return dataclasses.make_dataclass("Repro", [("command", command), ("threads", threads, 0)])
 
 
@@ -162,7 +172,7 @@ def _parse(arguments: Sequence[str]) -> Any:
         if not {"-h", "--help"} & set(arguments):
             os.environ["COLUMNS"] = "10000"  # tyro draws boxes; unwrapped they can be read back as a line
         with contextlib.redirect_stderr(complaint), warnings.catch_warnings(action="ignore"):
-            return tyro.cli(
+            call: Any = tyro.cli(
                 grammar,
                 args=arguments,
                 prog="repro",
@@ -173,6 +183,10 @@ def _parse(arguments: Sequence[str]) -> Any:
                     tyro.conf.CascadeSubcommandArgs,
                 ),
             )
+        if call.threads >= 0:
+            return call
+        note(f"repro: --threads is {call.threads}, expected 1 or more; leave it out for all cores")
+        return 2
     except SystemExit as stop:
         if stop.code in (0, None):
             return 0

@@ -43,7 +43,7 @@ class Config:
             raise ValueError(f"groups is {self.groups},\\nexpected 1 or more; pass --groups 5")
 
 
-def run(config):
+def run(config, ranks):
     if config.mode == "bug":
         raise KeyError("a bug")
     if config.mode == "library":

@@ -1,0 +1,178 @@
+"""The experiments on two gloo ranks: the single process's tables, resumed on another number of ranks.
+
+The ranks are started once; what they leave is checked here. One command is run as a user would, by torchrun.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from conftest import CAPTIONS, build_clip, build_flux, build_hpsv2
+
+from experiments import convergence, cosine
+from repro.backbones import load
+from repro.overrides import Overrides
+from repro.ranks import ALONE, Ranks, spawn
+from repro.results import read
+from repro.trainer import Trainer
+
+TABLES = ("convergence.csv", "convergence-training.csv")
+
+
+def training(folder: Path, out: str, **changes: Any) -> convergence.Config:
+    """Two steps of two prompts, with a moving average and a state after each step."""
+    recipe = Overrides(sampling_steps=5, prompts=2, images=2, learning_rate=1e-3, ema=0.5)
+    config = convergence.Config(
+        model=str(folder / "random-flux"),
+        reward=f"hpsv2:{folder / 'hpsv2'}",
+        eval_rewards=(f"clipscore:{folder / 'clip'}",),
+        prompts_file=folder / "prompts.txt",
+        eval_prompts_file=folder / "prompts.txt",
+        arms=("jagg",),
+        seeds=1,
+        steps=2,
+        evaluate_every=2,
+        checkpoint_every=1,
+        train_prompts=5,
+        eval_prompts=2,
+        eval_images=2,
+        recipe=recipe,
+        out=folder / out,
+    )
+    return replace(config, **changes)
+
+
+def measuring(folder: Path, out: str) -> cosine.Config:
+    return cosine.Config(
+        model=str(folder / "random-flux"),
+        reward=f"hpsv2:{folder / 'hpsv2'}",
+        prompts_file=folder / "prompts.txt",
+        settings=("base",),
+        prompts=4,
+        images=2,
+        samples=1,
+        sampling_steps=5,
+        out=folder / out,
+    )
+
+
+def stop_in_the_second_step(config: convergence.Config, ranks: Ranks) -> None:
+    """Leave the state after the first step, as a run that was interrupted does."""
+    step = Trainer.step
+
+    def stopping(self: Trainer) -> Any:
+        if self.done == 1:
+            raise KeyboardInterrupt
+        return step(self)
+
+    Trainer.step = stopping  # type: ignore[method-assign]
+    try:
+        convergence.train_cells(config, ranks)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        Trainer.step = step  # type: ignore[method-assign]
+
+
+def on_each_rank(ranks: Ranks, folder: Path) -> str:
+    convergence.train_cells(training(folder, "two", save=True), ranks)
+    stop_in_the_second_step(training(folder, "two-then-one"), ranks)
+    convergence.train_cells(training(folder, "one-then-two"), ranks)
+    cosine.run(measuring(folder, "two"), ranks)
+    try:
+        ranks.on_main(int, "no number")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    build_flux(folder / "random-flux")
+    (folder / "hpsv2").mkdir()
+    build_hpsv2(folder / "hpsv2")
+    build_clip(folder / "clip")
+    (folder / "prompts.txt").write_text("\n".join(CAPTIONS))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[str]:
+    """What the ranks returned; before and after them, the single process's runs."""
+    stop_in_the_second_step(training(folder, "one-then-two"), ALONE)
+    found = spawn(on_each_rank, 2, folder)
+    convergence.train_cells(training(folder, "one"))
+    return found
+
+
+def assert_same(found: Path, expected: Path) -> None:
+    """Equal texts, and numbers to 1e-5."""
+    pd.testing.assert_frame_equal(read(found), read(expected), check_exact=False, rtol=1e-5, atol=1e-5)
+
+
+def tables(folder: Path, out: str) -> Path:
+    return folder / out / "random-flux-dance_grpo"
+
+
+def test_training_is_the_single_processs(found: list[str], folder: Path) -> None:
+    for name in TABLES:
+        assert_same(tables(folder, "two") / name, tables(folder, "one") / name)
+    assert not (tables(folder, "two") / ".states").exists()
+
+
+def test_the_trained_policy_is_whole(found: list[str], folder: Path) -> None:
+    (saved,) = (tables(folder, "two") / "policies").iterdir()
+    weights = load(saved).transformer.state_dict()
+    start = load(folder / "random-flux").transformer.state_dict()
+    assert weights.keys() == start.keys()
+    assert any(not torch.equal(weights[name], start[name]) for name in weights)
+
+
+def test_one_process_resumes_what_two_ranks_left(found: list[str], folder: Path) -> None:
+    there = tables(folder, "two-then-one")
+    (state,) = (there / ".states").glob("*/state-000001")
+    assert (state / ".metadata").is_file() and len(read(there / TABLES[1])) == 1
+    convergence.train_cells(training(folder, "two-then-one"))
+    for name in TABLES:
+        assert_same(there / name, tables(folder, "one") / name)
+
+
+def test_two_ranks_resume_what_one_process_left(found: list[str], folder: Path) -> None:
+    for name in TABLES:
+        assert_same(tables(folder, "one-then-two") / name, tables(folder, "one") / name)
+
+
+def test_cosine_is_the_single_processs(found: list[str], folder: Path) -> None:
+    expected = cosine.run(measuring(folder, "one"))
+    assert_same(folder / "two" / "random-flux" / "cosine.csv", expected)
+
+
+def test_what_rank_0_refuses_all_refuse(found: list[str]) -> None:
+    assert all("no number" in complaint for complaint in found)
+
+
+def test_prompts_that_do_not_divide_are_refused_in_one_line(folder: Path) -> None:
+    command = ["run", "cosine", "--prompts", "3", "--settings", "base", "--out", str(folder / "refused")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    run = subprocess.run(
+        [*torchrun, "-m", "repro", *command],
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode != 0 and "exitcode  : 2" in run.stderr
+    complaints = [line for line in run.stderr.splitlines() if line.startswith("repro:")]
+    assert complaints == [
+        "repro: 3 prompts of setting base do not divide over 2 ranks: take a multiple of it"
+    ]
+    assert not (folder / "refused").exists()
