@@ -39,6 +39,7 @@ from repro.provenance import collect, plain
 from repro.ranks import ALONE, Ranks
 from repro.recipes import Algorithm, Recipe, preset
 from repro.rewards import load as load_reward
+from repro.rewards import local_path
 from repro.shared_table import SharedTable
 from repro.validation import validate_ranks
 
@@ -125,7 +126,7 @@ def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
     model = load_model(config.model, config.device)
     scorer, reward = load_scorer(config.reward, model)
     config = replace(config, reward=reward, eval_rewards=_eval_rewards(config, reward))
-    base = override(preset(config.algorithm, bundled=_is_small(model)), config.recipe)
+    base = override(preset(config.algorithm, bundled=model.small), config.recipe)
     cells = _cells(config, base, ranks)
     others = [load_reward(spec, config.device) for spec in config.eval_rewards]
     evaluator = Evaluator(eval_prompts, config.eval_images, scorer, others, ranks)
@@ -134,11 +135,11 @@ def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
         _identity(config, base),
         seed=config.seed,
         checkpoint=model.path,
+        scorer=local_path(reward),
+        prompts=[*prompts, *eval_prompts.texts],
         device=config.device,
         ranks=ranks.size,
     )
-    if config.fresh:
-        ranks.on_main(shutil.rmtree, states_folder(folder), ignore_errors=True)
     with ExitStack() as stack:
 
         def table(name: str, columns: dict[str, type], key: tuple[str, ...]) -> SharedTable:
@@ -150,8 +151,13 @@ def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
             table("convergence-training", TRAINING_COLUMNS, (*CELL, "step")),
             table("convergence-timings", TIMING_COLUMNS, (*CELL, "step")),
         )
+        if config.fresh:  # only now that the tables are locked
+            for old in (states_folder(folder), folder / "samples", folder / "policies", folder / "logs"):
+                ranks.on_main(shutil.rmtree, old, ignore_errors=True)
         work = Work(config, base, model, scorer, prompts, evaluator, tables, provenance, ranks)
         missing = [cell for cell in cells if not work.done(cell, cell.steps(config.steps))]
+        if config.save:
+            _require_policies(work, [cell for cell in cells if cell not in missing])
         total = sum(cell.steps(config.steps) for cell in cells)
         left = sum(cell.steps(config.steps) for cell in missing)
         with progress(f"convergence {folder.name}", total, total - left) as advance:
@@ -159,6 +165,16 @@ def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
                 train_cell(work, cell, advance)
         ranks.on_main(_clear_states, states_folder(folder), cells)
     return folder / "convergence.csv"
+
+
+def _require_policies(work: Work, trained: list[Cell]) -> None:
+    """Refuse to save what was trained before: the weights are gone."""
+    for cell in trained:
+        if not work.ranks.on_main(work.policy_folder(cell).is_dir):
+            raise ValueError(
+                f"{cell.name} was trained without --save, its policy is gone: pass --fresh to train "
+                "everything again, or another --out"
+            )
 
 
 def _clear_states(folder: Path, cells: list[Cell]) -> None:
@@ -191,11 +207,6 @@ def _quick(config: Config) -> Config:
     )
 
 
-def _is_small(model: Model) -> bool:
-    """Whether it is a bundled model, or was trained from one: such folders hold a card."""
-    return model.path is not None and (model.path / "repro_card.json").exists()
-
-
 def _eval_rewards(config: Config, reward: str) -> tuple[str, ...]:
     bundled = tuple(zoo.EVALUATION_SCORERS) if reward == zoo.TRAINING_SCORER else ()
     return config.eval_rewards or bundled
@@ -206,6 +217,8 @@ def _cells(config: Config, base: Recipe, ranks: Ranks) -> list[Cell]:
     known = arms_of(config.algorithm)
     if unknown := [arm for arm in config.arms if arm not in known]:
         raise ValueError(f"{config.algorithm} has no arm {unknown[0]}, expected some of {', '.join(known)}")
+    if config.recipe.scheme is not None or config.recipe.subset_steps is not None:
+        raise ValueError("--scheme and --subset-steps are what the arms differ in: choose some with --arms")
     if config.steps < 1 or config.evaluate_every < 1 or config.checkpoint_every < 1 or config.seeds < 1:
         raise ValueError("steps, evaluate_every, checkpoint_every and seeds must be at least 1")
     cells = plan_cells(

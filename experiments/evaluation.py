@@ -21,12 +21,14 @@ from experiments.inputs import load_prompts
 from repro import zoo
 from repro.backbones import bind
 from repro.console import note
+from repro.guard import Fault, Guarded
 from repro.policy import Policy
 from repro.ranks import ALONE, Ranks
 from repro.recipes import Recipe
 from repro.rewards import Scorer
 from repro.rollout import sample
 from repro.sde import ODE
+from repro.stopwatch import Stopwatch
 
 BATCH_IMAGES = 48
 """Images sampled together."""
@@ -102,7 +104,10 @@ class Evaluator:
             images = self._sample(policy, recipe)  # of this rank's prompts; what is made of them is of all
         cat = self._ranks.cat
         texts = [self.prompts.texts[i] for i in self._share for _ in range(self.images)]
-        values = {name: float(cat(scorer(images, texts)).mean()) for name, scorer in self._scorers.items()}
+        values = {
+            name: float(cat(self._score(scorer, images, texts)).mean())
+            for name, scorer in self._scorers.items()
+        }
         if self._features is not None:
             features = cat(self._features(images)).unflatten(0, (-1, self.images))  # (N, G, d), unit vectors
             if self.prompts.pictures is not None:
@@ -113,6 +118,15 @@ class Evaluator:
             off_diagonal = cosines.sum((1, 2)) - cosines.diagonal(dim1=1, dim2=2).sum(1)
             values[DIVERSITY] = float(1 - (off_diagonal / pairs).mean())
         return Evaluation(values, cat(images[:: self.images]))
+
+    def _score(self, scorer: Scorer, images: Tensor, texts: list[str]) -> Tensor:
+        """Scores, or on every rank a ValueError: an evaluation, unlike a training step, is not skipped."""
+        try:
+            return Guarded(scorer, Stopwatch(images.device), self._ranks)(images, texts)
+        except Fault as fault:
+            raise ValueError(
+                f"evaluation stopped, nothing of it is written: {fault}; rerun the same command to go on"
+            ) from None
 
     def _sample(self, policy: Policy, recipe: Recipe) -> Tensor:
         sigmas = recipe.sigmas

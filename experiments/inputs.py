@@ -14,6 +14,9 @@ from repro.backbones import Backbone, load
 from repro.rewards import Scorer
 from repro.rewards import load as load_reward
 
+SMALL = 200 * 2**20
+"""Bytes of a transformer; the bundled ones have a tenth of it, FLUX a hundred times as much."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -35,6 +38,15 @@ class Model:
     def _card(self) -> dict:
         file = self.path / "repro_card.json" if self.path else None
         return json.loads(file.read_text()) if file and file.exists() else {}
+
+    @property
+    def small(self) -> bool:
+        """Whether it is of the bundled models' size, as those trained from one are, by its weights' bytes.
+
+        A card does not tell: every trained policy is saved with one.
+        """
+        files = (self.path / "transformer").glob("*.safetensors") if self.path else ()
+        return 0 < sum(file.stat().st_size for file in files) < SMALL
 
     @property
     def training_steps(self) -> int | None:
@@ -76,7 +88,7 @@ def load_model(model: str, device: str = "cpu", size: int | None = None) -> Mode
 def load_scorer(reward: str | None, model: Model) -> tuple[Scorer, str]:
     """The scorer named ``reward``; a model at the bundled size may leave it out. Returns it with its name."""
     if reward is None:
-        if model.path is None or not (model.path / "repro_card.json").exists():
+        if not model.small:
             raise ValueError(f"{model.name} has no bundled reward: pass --reward, such as hpsv2:PATH")
         reward = zoo.TRAINING_SCORER
     return load_reward(reward, model.device), reward

@@ -12,6 +12,7 @@ from torch import Tensor
 from experiments.cells import Cell
 from experiments.evaluation import REWARD, Evaluator
 from experiments.inputs import Model
+from experiments.resuming import make_way, require_rows
 from repro import logs
 from repro.checkpoint import Checkpoints
 from repro.policy import make_policy, weights_dtype
@@ -65,6 +66,14 @@ class Work:
         """Where the tables are."""
         return self.tables.evaluations.path.parent
 
+    def policy_folder(self, cell: Cell) -> Path:
+        """Where the cell's trained policy is kept."""
+        return self.folder / "policies" / cell.name
+
+    def due(self, cell: Cell, step: int) -> bool:
+        """Whether the cell is evaluated after `step` training steps."""
+        return step % self.config.evaluate_every == 0 or step == cell.steps(self.config.steps)
+
     def done(self, cell: Cell, step: int) -> bool:
         """Whether the cell was evaluated after `step` training steps."""
         return self.tables.evaluations.has(**cell._asdict(), step=step, metric=REWARD)
@@ -78,23 +87,26 @@ def train_cell(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
     trainer = Trainer(recipe, policy, work.scorer, work.prompts, seed=cell.seed, steps=steps, ranks=ranks)
     own = {**work.provenance, "config": {**work.provenance["config"], "cell": cell.name}}
     checkpoints = Checkpoints(states_folder(work.folder) / cell.name, own, ranks)
+    saved = max(ranks.on_main(checkpoints.steps), default=0)
+    require_rows(work, cell, saved)
     ranks.on_main(_make_folder, checkpoints.folder)
     counted = 0
 
     def record(result: StepRecord) -> None:
-        step = result.metrics["step"]
+        step, row = result.metrics["step"], {**key, **result.metrics}
+        make_way(work, cell, row)
         if not tables.training.has(**key, step=step):
-            tables.training.append({**key, **result.metrics})
+            tables.training.append(row)
         if not tables.timings.has(**key, step=step):
             tables.timings.append({**key, "step": step, **result.seconds})
         log(step, {**result.metrics, **{f"seconds/{k}": v for k, v in result.seconds.items()}})
 
     def visit(done: int) -> None:
         nonlocal counted
-        if (done % config.evaluate_every == 0 or done == steps) and not work.done(cell, done):
-            if config.save and done == steps:
-                policy.save(work.folder / "policies" / cell.name)
+        if work.due(cell, done) and not work.done(cell, done):
             values, images = work.evaluator(policy, recipe)
+            if config.save and done == steps:
+                policy.save(work.policy_folder(cell))
             if ranks.main and cell.seed == config.seed and done in (0, steps):
                 save_images(images, work.folder / "samples" / f"{cell.name}-step{done}.png")
             common = {"model": work.model.name, "algorithm": config.algorithm, **key, "step": done}
@@ -104,9 +116,8 @@ def train_cell(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
         advance(done - counted, note=cell.name)
         counted = done
 
-    with logs.open_log(
-        config.log if ranks.main else "none", work.folder / "logs", cell.name, own["config"]
-    ) as log:
+    log_kind = config.log if ranks.main else "none"
+    with logs.open_log(log_kind, work.folder / "logs", cell.name, own["config"], saved) as log:
         train(
             trainer,
             steps,

@@ -162,7 +162,7 @@ def graph_parameters(module: nn.Module) -> dict[str, Tensor]:
     A sharded parameter is in no graph: what stands there is its gathered form, the same tensor in every
     forward. Differentiated for in place of `backward`, it is not averaged over the ranks.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, nn.Parameter] = {}
     for part in _parts(module):
         part.unshard()
         found |= {name: p for name, p in module.named_parameters() if not isinstance(p, DTensor)}

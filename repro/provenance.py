@@ -87,6 +87,19 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
+def differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The settings in which two provenances are not the same run, as "batch=4, not the 8 asked for now"."""
+    found = []
+    for field in IDENTITY:
+        old, new = there.get(field), wanted.get(field)
+        if isinstance(old, dict) and isinstance(new, dict):
+            pairs = [(k, old.get(k), new.get(k)) for k in {**old, **new}]
+        else:
+            pairs = [(field, old, new)]
+        found += [f"{name}={a}, not the {b} asked for now" for name, a, b in pairs if a != b]
+    return found
+
+
 def checkpoint_sha256(path: Path | str) -> str:
     """SHA-256 over a checkpoint: a file's content, or the names and contents of all files below a folder.
 

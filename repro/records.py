@@ -37,7 +37,8 @@ METRICS: dict[str, type] = {
 """Columns of one training step.
 
 reward_group_std is the mean of the spreads within a prompt, silent_prompts counts those without any, and
-ratio_deviation is the largest |ratio - 1|. updates are optimizer steps made. rollout_forwards are the
+ratio_deviation is the largest |ratio - 1|. loss is the mean over those trained steps that the scheme looks
+at; learning_rate is that of the first update. updates are optimizer steps made. rollout_forwards are the
 sampler's and forwards, recomputes, backwards and reference_forwards the updates' passes, of one image at one
 step.
 """
@@ -96,10 +97,10 @@ class Tally:
         """From here on reports belong to another update."""
         self.losses.append(0.0)
 
-    def add(self, report: GradientReport, images: int) -> None:
-        """Take what a micro-batch of `images` images gave."""
+    def add(self, report: GradientReport, images: int, share: float) -> None:
+        """Take what a micro-batch of `images` images gave, its loss seen at a share of the trained steps."""
         self._reports.append((report, images))
-        self.losses[-1] += report.loss
+        self.losses[-1] += report.loss / share
 
     def metrics(self) -> dict[str, Any]:
         """The row, without step, learning_rate and fault."""

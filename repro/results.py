@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.fields import KINDS, format_line, format_value, is_field, parse_line
-from repro.provenance import IDENTITY, Provenance
+from repro.files import write_atomically
+from repro.provenance import IDENTITY, Provenance, differences
 
 try:
     import fcntl
@@ -144,8 +145,8 @@ class Table:
             raise ValueError(
                 f"{beside} is not readable JSON, so the table's settings are unknown; {remedy}"
             ) from None
-        if differences := _differences(there, self._provenance):
-            raise ValueError(f"{self.path} was made with {'; '.join(differences)}: {remedy}")
+        if found := differences(there, self._provenance):
+            raise ValueError(f"{self.path} was made with {'; '.join(found)}: {remedy}")
 
     def _key(self, fields: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(fields[c] for c in self.key_columns)
@@ -184,11 +185,30 @@ class Table:
             if self._fresh:  # the old rows must not outlive their provenance
                 self.path.unlink(missing_ok=True)
             self._write_provenance()
-        lines = [format_line(self.columns), *self._rows.values(), *added.values()]
-        locked = _write_atomically(self.path, "".join(f"{line}\n" for line in lines), self._lock)
+        self._write({**self._rows, **added})
+
+    def get(self, **key: Any) -> dict[str, str] | None:
+        """The fields of the row with this key, as they are in the file; None if it is not there."""
+        if not self.has(**key):
+            return None
+        line = self._rows[tuple(format_value(key[c], self.columns[c]) for c in self.key_columns)]
+        return dict(zip(self.columns, parse_line(line), strict=True))
+
+    def drop(self, unwanted: Callable[[dict[str, str]], bool]) -> None:
+        """Remove the rows whose fields are unwanted, all in one step, so that they can be measured again."""
+        kept = {
+            key: line
+            for key, line in self._rows.items()
+            if not unwanted(dict(zip(self.columns, parse_line(line), strict=True)))
+        }
+        if len(kept) < len(self._rows):
+            self._write(kept)
+
+    def _write(self, rows: dict[tuple[str, ...], str]) -> None:
+        lines = [format_line(self.columns), *rows.values()]
+        locked = write_atomically(self.path, "".join(f"{line}\n" for line in lines), self._lock)
         self.close()
-        self._fd = locked
-        self._rows.update(added)
+        self._fd, self._rows = locked, rows
 
     def _encode(self, row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
         if set(row) != set(self.columns):
@@ -215,7 +235,7 @@ class Table:
             content = json.loads(beside.read_text())
             session = {k: v for k, v in self._provenance.items() if k not in IDENTITY}
             content.setdefault("resumed", []).append({"rows_before": len(self._rows), **session})
-        os.close(_write_atomically(beside, json.dumps(content, indent=2) + "\n"))
+        os.close(write_atomically(beside, json.dumps(content, indent=2) + "\n"))
         self._recorded = True
 
     # The lock. A new file is locked before it takes the old one's name, so that the name is never free.
@@ -272,33 +292,3 @@ class Table:
     def __del__(self) -> None:
         if getattr(self, "_fd", None) is not None:
             self.close()
-
-
-def _write_atomically(path: Path, content: str, prepare: Any = None) -> int:
-    """Replace ``path`` in one step, after ``prepare(fd)``. Returns the new file's open descriptor."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        if prepare is not None:
-            prepare(fd)
-        with open(fd, "w", encoding="utf-8", newline="", closefd=False) as file:
-            file.write(content)
-        os.fsync(fd)
-        os.replace(temporary, path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The settings in which two provenances are not the same run, as "batch=4, not the 8 asked for now"."""
-    found = []
-    for field in IDENTITY:
-        old, new = there.get(field), wanted.get(field)
-        if isinstance(old, dict) and isinstance(new, dict):
-            pairs = [(k, old.get(k), new.get(k)) for k in {**old, **new}]
-        else:
-            pairs = [(field, old, new)]
-        found += [f"{name}={a}, not the {b} asked for now" for name, a, b in pairs if a != b]
-    return found

@@ -6,7 +6,7 @@ refuses, is every rank's answer, so that all go the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,14 @@ class SharedTable:
     def has(self, **key: Any) -> bool:
         """Whether the row with this key is there; all ranks ask for the same."""
         return self._ranks.on_main(lambda: self._own.has(**key))
+
+    def get(self, **key: Any) -> dict[str, str] | None:
+        """The row with this key; all ranks ask for the same."""
+        return self._ranks.on_main(lambda: self._own.get(**key))
+
+    def drop(self, unwanted: Callable[[dict[str, str]], bool]) -> None:
+        """Remove the unwanted rows."""
+        self._ranks.on_main(lambda: self._own.drop(unwanted))
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Add rows; rank 0's are written. On return they are on disk."""

@@ -16,8 +16,8 @@ them, gradients are averaged over the ranks (`repro.parallel`), and metrics are 
 run, on any number of ranks.
 
 A step that cannot be learned from (a scorer that raises or returns no finite numbers, a gradient or loss that
-is not finite) changes no weight. It is recorded with its fault, and training stops after `fault_limit` of
-them in a row.
+is not finite) makes no update from there on. It is recorded with its fault and with the updates before it,
+and training stops after `fault_limit` of them in a row.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Trainer:
 
     def step(self) -> StepRecord:
         """One training step, or a skipped one with its fault recorded."""
-        clock = Stopwatch(self.policy.device)
-        tally = Tally()
+        clock, tally = Stopwatch(self.policy.device), Tally()
+        rate = self._schedule.get_last_lr()[0]
         fault = None
         try:
             noisy = self.recipe.noisy_steps(self._generator("window"))
@@ -136,7 +136,7 @@ class Trainer:
         self.done += 1
         self._faults = self._faults + 1 if fault else 0
         metrics = Tally.merge(self.ranks.gather(tally)).metrics()
-        metrics |= {"step": self.done, "learning_rate": self._schedule.get_last_lr()[0], "fault": fault}
+        metrics |= {"step": self.done, "learning_rate": rate, "fault": fault}
         return StepRecord(metrics, {phase: clock.seconds.get(phase, 0.0) for phase in PHASES})
 
     def check_faults(self, fault: str | None) -> None:
@@ -148,7 +148,7 @@ class Trainer:
         if self._faults >= self.recipe.fault_limit:
             raise ValueError(
                 f"training stopped after {self._faults} steps in a row that could not be learned from, the "
-                f"last because {fault}; the weights are those before them"
+                f"last because {fault}; the weights are those of the last update before it"
             )
 
     def _generator(self, *purpose: int | str) -> torch.Generator:
@@ -236,7 +236,7 @@ class Trainer:
             anchor_chunk=recipe.anchor_chunk,
             checkpointing=recipe.checkpointing,
         )
-        tally.add(report, len(images))
+        tally.add(report, len(images), len(scheme.needed_steps) / scheme.n_steps)
 
     def _reference_velocities(self, velocity: VelocityFn, scheme: Scheme, latents: Tensor) -> Tensor:
         """(n, B, *shape): the reference's at the steps whose loss is used, zero elsewhere."""

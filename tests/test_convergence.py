@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,12 +18,18 @@ from experiments import convergence, evaluation, training
 from experiments.cells import ARMS, SETTINGS, Cell, arms_of, plan_cells
 from experiments.convergence_data import at_factors, best_factors, complete, differences, runs, spent
 from experiments.convergence_report import hacking_sentence, learning_sentence
+from experiments.inputs import load_model
 from experiments.paired import compare
+from experiments.resuming import make_way, require_rows
 from repro import logs
 from repro.overrides import Overrides, override
 from repro.policy import Policy
+from repro.ranks import ALONE
 from repro.recipes import Recipe, dance_grpo, preset
+from repro.records import METRICS, PHASES
 from repro.results import read
+from repro.rewards.base import UserScorer
+from repro.shared_table import SharedTable
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +171,14 @@ def test_another_recipe_is_refused_and_more_cells_are_not(inputs, tmp_path):
     with pytest.raises(ValueError, match="eta=0.7, not the 0.3 asked for now"):
         convergence.run(replace(one, recipe=replace(one.recipe, eta=0.3)))
     convergence.run(replace(one, arms=("jagg",)))
+    with pytest.raises(ValueError, match="exact-lr1-seed0 was trained without --save, its policy is gone"):
+        convergence.run(replace(one, save=True))
+    Path(inputs["prompts"]).write_text("\n".join(reversed(CAPTIONS)))
+    try:
+        with pytest.raises(ValueError, match="prompts_sha256="):
+            convergence.run(one)
+    finally:
+        Path(inputs["prompts"]).write_text("\n".join(CAPTIONS))
 
 
 @pytest.mark.parametrize(
@@ -171,6 +187,7 @@ def test_another_recipe_is_refused_and_more_cells_are_not(inputs, tmp_path):
         ({"algorithm": "flow_grpo_fast", "arms": ("window",)}, "flow_grpo_fast has no arm window"),
         ({"steps": 0}, "must be at least 1"),
         ({"eval_images": 1}, "evaluate 2 or more"),
+        ({"recipe": Overrides(scheme="jagg")}, "choose some with --arms"),
         ({"recipe": Overrides(group_size=5)}, "comfortable exact: 12 steps do not divide"),
     ],
 )
@@ -200,6 +217,74 @@ def test_evaluation_is_deterministic_and_knows_the_truth(inputs):
     values = evaluation.Evaluator(known, 2, clip, [])(policy, recipe).values
     assert values["reward"] == first.values["reward"] and values["diversity"] == first.values["diversity"]
     assert values["similarity"] == pytest.approx(1 - values["diversity"] / 2, abs=1e-5)
+    broken = UserScorer("broken", lambda images, prompts: [math.nan] * len(images))
+    with pytest.raises(ValueError, match="evaluation stopped, .*scorer broken returned") as caught:
+        evaluation.Evaluator(known, 2, clip, [broken])(policy, recipe)
+    assert "\n" not in str(caught.value)
+
+
+CELL = Cell("comfortable", "exact", 1.0, 0)
+
+
+@pytest.fixture
+def work(tmp_path):
+    """What resuming asks of a run of 4 steps, evaluated every 2; step 3 was skipped for a fault."""
+    provenance = {"config": {}, "seed": 0}
+    key = (*training.CELL, "step")
+    evaluations = SharedTable(
+        ALONE, tmp_path / "e.csv", training.COLUMNS, (*key, "metric"), provenance=provenance
+    )
+    rows = SharedTable(ALONE, tmp_path / "t.csv", training.TRAINING_COLUMNS, key, provenance=provenance)
+    timings = SharedTable(ALONE, tmp_path / "s.csv", training.TIMING_COLUMNS, key, provenance=provenance)
+    settings = SimpleNamespace(device="cpu", evaluate_every=2, steps=4)
+    tables = training.Tables(evaluations, rows, timings)
+    with evaluations, rows, timings:
+        made = training.Work(settings, None, None, None, [], None, tables, provenance, ALONE)
+        for step in range(5):
+            if step:
+                rows.append(trained(step, "scorer down" if step == 3 else None))
+                timings.append({**CELL._asdict(), "step": step, **dict.fromkeys(PHASES, 0.1)})
+            if made.due(CELL, step):
+                common = {"model": "m", "algorithm": "dance_grpo", **CELL._asdict(), "step": step}
+                evaluations.append({**common, "metric": "reward", "value": 0.5})
+        yield made
+
+
+def trained(step: int, fault: str | None = None, **changes) -> dict:
+    zeros = {name: kind() for name, kind in METRICS.items()}
+    return {**CELL._asdict(), **zeros, "step": step, "fault": fault, **changes}
+
+
+def test_a_step_made_again_takes_the_place_of_a_fault_alone(work):
+    make_way(work, CELL, trained(2))
+    assert len(read(work.tables.training.path)) == 4
+    with pytest.raises(ValueError, match="step 2 of .* was made again with loss=0.5, not the 0 in"):
+        make_way(work, CELL, trained(2, loss=0.5))
+    work.config.device = "cuda"  # rounds as it likes
+    make_way(work, CELL, trained(2, loss=0.5))
+    assert len(read(work.tables.training.path)) == 4
+    make_way(work, CELL, trained(3))
+    assert [read(table.path).step.max() for table in work.tables] == [2, 2, 2]
+
+
+def test_resuming_needs_the_rows_up_to_the_state(work):
+    require_rows(work, CELL, 4)
+    with pytest.raises(ValueError, match="state after step 5, .* lack its step 5: restore them"):
+        require_rows(work, CELL, 5)
+    work.tables.evaluations.drop(lambda row: row["step"] == "2")
+    require_rows(work, CELL, 1)
+    with pytest.raises(ValueError, match="lack its step 2"):
+        require_rows(work, CELL, 3)
+
+
+def test_a_card_does_not_make_a_model_small(inputs, tmp_path):
+    assert load_model(inputs["model"]).small
+    large = tmp_path / "large" / "transformer"
+    large.mkdir(parents=True)
+    (large.parent / "repro_card.json").write_text("{}")
+    with open(large / "model.safetensors", "wb") as file:
+        file.truncate(2**30)
+    assert not load_model(str(large.parent)).small
 
 
 # Reading back

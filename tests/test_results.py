@@ -34,6 +34,27 @@ MADE_BY = {
 }
 
 
+def test_rows_can_be_dropped_to_be_measured_again(tmp_path):
+    rows = [{"group": g, "scheme": "jagg", "cosine": 0.5, "exact": False} for g in range(3)]
+    path = tmp_path / "table.csv"
+    with open_table(path) as table:
+        table.append(*rows)
+        assert table.get(group=1, scheme="jagg") == {
+            **rows[1],
+            "group": "1",
+            "cosine": "0.5",
+            "exact": "false",
+        }
+        table.drop(lambda row: int(row["group"]) >= 1)
+        assert table.get(group=1, scheme="jagg") is None and len(table) == 1
+        before = path.stat().st_mtime_ns
+        table.drop(lambda row: False)
+        assert path.stat().st_mtime_ns == before
+        table.append(rows[2])
+    with open_table(path) as table:
+        assert len(table) == 2 and table.has(group=2, scheme="jagg")
+
+
 def open_table(path: Path, fresh: bool = False, **changes) -> Table:
     return Table(path, COLUMNS, KEY, provenance={**MADE_BY, **changes}, fresh=fresh)
 

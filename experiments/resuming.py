@@ -1,0 +1,62 @@
+"""What the tables must hold where a training run goes on, and what gives way to steps that are made again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from experiments.cells import Cell
+from repro.fields import format_value
+from repro.records import METRICS
+
+if TYPE_CHECKING:
+    from experiments.training import Work
+
+
+def require_rows(work: Work, cell: Cell, saved: int) -> None:
+    """Refuse to go on from the state after ``saved`` steps if rows up to it are missing: they would stay so.
+
+    Raises:
+        ValueError: the first step that a table lacks.
+    """
+    if not saved:
+        return
+    trained = work.tables.training.has
+    lacking = [step for step in range(1, saved + 1) if not trained(**cell._asdict(), step=step)]
+    lacking += [step for step in range(saved + 1) if work.due(cell, step) and not work.done(cell, step)]
+    if lacking:
+        raise ValueError(
+            f"{cell.name} has a state after step {saved}, but the tables in {work.folder} lack its step "
+            f"{min(lacking)}: restore them, or pass --fresh to train everything again"
+        )
+
+
+def make_way(work: Work, cell: Cell, row: dict[str, Any]) -> None:
+    """Compare a step with its stored row, if there is one.
+
+    A step that was skipped for a fault and now trains makes the rows after it another run's: all of them are
+    dropped, to be made again. Where kernels round differently each time, off the CPU, stored rows stay.
+
+    Raises:
+        ValueError: the step came out otherwise than before, without a fault.
+    """
+    tables, step = work.tables, row["step"]
+    key = cell._asdict()
+    kinds = {**{name: type(value) for name, value in key.items()}, **METRICS}
+    new = {name: format_value(row[name], kind) for name, kind in kinds.items()}
+    old = tables.training.get(**key, step=step)
+    if old is None or old == new:
+        return
+    if old["fault"]:
+        mine = [(name, new[name]) for name in key]
+        for table in (
+            tables.evaluations,
+            tables.timings,
+            tables.training,
+        ):  # the fault last: it tells of this
+            table.drop(lambda row: all(row[k] == v for k, v in mine) and int(row["step"]) >= step)
+    elif work.config.device == "cpu":
+        name = next(name for name in new if new[name] != old[name])
+        raise ValueError(
+            f"step {step} of {cell.name} was made again with {name}={new[name]}, not the {old[name]} in "
+            f"{tables.training.path}: use the code, machine and threads it came from, or pass --fresh"
+        )
