@@ -30,10 +30,10 @@ import pandas as pd
 from experiments import convergence
 from experiments.ablation_report import plot, show
 from experiments.cells import ArmName, SettingName
-from experiments.convergence_data import OUTCOMES, at_factors, best_factors, complete, runs, spent
+from experiments.convergence_data import OUTCOMES, at_factors, best_factors, complete, main_rate, runs, spent
 from experiments.evaluation import REWARD
 from experiments.inputs import load_model
-from experiments.paired import compare
+from experiments.paired import MARGIN, compare
 from repro.provenance import collect
 from repro.ranks import ALONE, Ranks
 from repro.results import Table, provenance_path
@@ -90,7 +90,7 @@ class Config(convergence.Config):
     """ways to train; exact, jagg, the endpoints-only readings and subset unless given, four with --quick"""
     settings: tuple[SettingName, ...] = ()
     """regimes in which the arms are compared; comfortable and sparse unless given, the first with --quick"""
-    margin: float = 0.1
+    margin: float = MARGIN
     """share of the exact baseline's rise within which two arms count as equal"""
 
 
@@ -153,8 +153,8 @@ def write(cells: Path, config: Config) -> None:
 
 def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]:
     for setting, here in outcomes.groupby("setting", sort=False):
-        ones = pd.DataFrame(1.0, index=here.seed.unique(), columns=here.arm.unique())
-        for rates, factors in (("same", ones), ("best", best_factors(here))):
+        same = pd.DataFrame(main_rate(here), index=here.seed.unique(), columns=here.arm.unique())
+        for rates, factors in (("same", same), ("best", best_factors(here))):
             for metric, of_metric in here.groupby("metric", sort=False):
                 for outcome in OUTCOMES:
                     values = at_factors(of_metric, factors, outcome)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiments import paper
 from experiments.cells import ARMS, SETTINGS
+from experiments.convergence_data import at_main_rate
 from experiments.evaluation import REWARD
 from experiments.paired import mean_and_half
 from repro.console import print_table
@@ -65,10 +66,10 @@ def endpoints_sentence(table: pd.DataFrame) -> str:
 
 
 def _show_efficiency(table: pd.DataFrame) -> None:
-    rows = []
+    table, rows = at_main_rate(table), []
     for setting in [name for name in SETTINGS if name in set(table.setting)]:
         for arm in ARMS:
-            runs = table[(table.setting == setting) & (table.arm == arm) & (table.lr_factor == 1)]
+            runs = table[(table.setting == setting) & (table.arm == arm)]
             if runs.empty:
                 continue
             rows.append(
@@ -103,7 +104,7 @@ def plot(csv: Path) -> Path:
     import matplotlib.pyplot as plt
     import seaborn as sns
 
-    table, efficiency = read(csv), read(csv.with_name("ablation-efficiency.csv"))
+    table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
     table = table[(table.metric == REWARD) & (table.outcome == OUTCOME) & (table.rates == "same")]
     settings = [name for name in SETTINGS if name in set(table.setting)]
     sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
@@ -112,7 +113,7 @@ def plot(csv: Path) -> Path:
     )
     for row, setting in zip(axes, settings, strict=True):
         _contrast_panel(row[0], table[table.setting == setting], SETTINGS[setting].label)
-        _efficiency_panel(row[1], efficiency[(efficiency.setting == setting) & (efficiency.lr_factor == 1)])
+        _efficiency_panel(row[1], efficiency[efficiency.setting == setting])
     figure.suptitle(f"Paper: {paper.ABLATION.what} is {paper.ABLATION}. Measured here:", fontsize=10)
     target = csv.with_suffix(".png")
     figure.savefig(target, dpi=150, metadata={"Software": None})

@@ -34,6 +34,10 @@ ArmName: TypeAlias = Literal[
 SettingName: TypeAlias = Literal["comfortable", "paper-eta", "sparse", "off-policy", "off-policy-corrected"]
 
 
+ALGORITHMS: dict[str, str] = {"dance_grpo": "DanceGRPO", "flow_grpo_fast": "Flow-GRPO-Fast"}
+"""Labels, for figures and tables."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """One way to train.

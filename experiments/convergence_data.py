@@ -11,6 +11,7 @@ Both as the rise over the run's own start, which is the same for all arms of a s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,26 @@ def runs(table: pd.DataFrame) -> pd.DataFrame:
         outcome = {"start": start, "final": tail.mean() - start, "curve": rest.mean() - start}
         rows.append(dict(zip([*RUN, "metric"], key, strict=True)) | outcome)
     return pd.DataFrame(rows, columns=[*RUN, "metric", "start", *OUTCOMES])
+
+
+def main_rate(rows: pd.DataFrame) -> float:
+    """The learning rate's factor at which a setting's arms are compared, of rows with the columns of `RUN`.
+
+    That at which most arms were trained; of several such factors 1, or the one with most runs.
+    """
+    cells = rows.drop_duplicates(RUN[1:])
+
+    def rank(factor: float) -> tuple[int, bool, int, float]:
+        of_factor = cells[cells.lr_factor == factor]
+        return of_factor.arm.nunique(), factor == 1, len(of_factor), -abs(math.log(factor))
+
+    return float(max(cells.lr_factor.unique(), key=rank))
+
+
+def at_main_rate(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of every setting's `main_rate`."""
+    main = {setting: main_rate(of_setting) for setting, of_setting in rows.groupby("setting")}
+    return rows[rows.lr_factor == rows.setting.map(main)]
 
 
 def differences(

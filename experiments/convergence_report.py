@@ -6,19 +6,33 @@ training seeds; differences are paired by seed.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from experiments import offpolicy_report, paper
-from experiments.cells import ARMS, SETTINGS
-from experiments.convergence_data import RUN, at_steps, complete, differences, runs, spent
+from experiments import convergence_rates, offpolicy_report, paper
+from experiments.cells import ALGORITHMS, ARMS, SETTINGS
+from experiments.convergence_data import (
+    RUN,
+    at_main_rate,
+    at_steps,
+    complete,
+    differences,
+    main_rate,
+    runs,
+    spent,
+)
 from experiments.evaluation import DIVERSITY, REWARD
+from experiments.markdown import listed
 from experiments.paired import mean_and_half
 from repro.console import print_table
+from repro.rewards import SCORERS
 
 BASELINE = "exact"
+LEARNED = 3
+"""The least ratio of a mean rise to its seeds' spread that counts as learning, set beforehand."""
 
 
 def show(csv: Path) -> None:
@@ -43,10 +57,10 @@ def _show_setting(table: pd.DataFrame, here: pd.DataFrame, spending: pd.DataFram
         cost = total.loc[(arm, factor)]
         rows.append(
             (
-                ARMS[arm].label + ("" if factor == 1 else f", lr x{factor:g}"),
+                ARMS[arm].label + ("" if factor == 1 else f", lr x{factor:.3g}"),
                 of_arm.seed.nunique(),
                 _text(*mean_and_half(rises[[REWARD]])),
-                _over_spread(rises[[REWARD]]),
+                f"{learning(rises[[REWARD]]):.1f}" if of_arm.seed.nunique() > 1 else "-",
                 "-" if arm == BASELINE or against.empty else _text(*mean_and_half(against)),
                 *(_text(*mean_and_half(rises[[m]])) for m in metrics),
                 f"{cost.seconds:.0f}",
@@ -56,7 +70,7 @@ def _show_setting(table: pd.DataFrame, here: pd.DataFrame, spending: pd.DataFram
     model, algorithm = table.model.iloc[0], table.algorithm.iloc[0]
     print_table(
         f"{model}, {algorithm}, {setting}: rise on evaluation prompts (± is a 95 % interval over seeds)",
-        ("arm", "seeds", REWARD, "/ spread", "minus exact", *metrics, "seconds", "forwards"),
+        ("arm", "seeds", REWARD, "/ spread", "minus exact", *map(short, metrics), "seconds", "forwards"),
         rows,
         " ".join((learning_sentence(here), hacking_sentence(here), f"Paper: {paper.QUALITY}.")),
     )
@@ -72,42 +86,68 @@ def _text(value: float, half: float) -> str:
     return f"{value:+.4f}" + ("" if np.isnan(half) else f" ± {half:.4f}")
 
 
-def _over_spread(rises: pd.Series) -> str:
-    """How often the mean holds the seeds' standard deviation: from 3 on, learning is visible."""
-    return f"{rises.mean() / rises.std(ddof=1):.1f}" if len(rises) > 1 else "-"
+def of_baseline(here: pd.DataFrame) -> pd.DataFrame:
+    """The exact baseline's runs at the setting's main learning rate, of one setting's outcomes."""
+    return here[(here.arm == BASELINE) & (here.lr_factor == main_rate(here))]
+
+
+def learning(rises: pd.Series) -> float:
+    """How many times the seeds' standard deviation their mean rise is; nan for fewer than two seeds."""
+    if len(rises) < 2:
+        return math.nan
+    spread = rises.std(ddof=1)
+    return float(rises.mean() / spread) if spread else math.copysign(math.inf, rises.mean())
 
 
 def learning_sentence(here: pd.DataFrame) -> str:
     """Whether the exact baseline visibly learned: by how many times the spread of its seeds it rose."""
-    rises = here[(here.arm == BASELINE) & (here.lr_factor == 1) & (here.metric == REWARD)]["final"]
+    exact = of_baseline(here)
+    rises = exact[exact.metric == REWARD]["final"]
     if len(rises) < 2:
         return "Whether the exact baseline learned beyond its seeds' spread needs two seeds or more."
-    ratio = rises.mean() / rises.std(ddof=1)
-    verdict = "it learned" if ratio >= 3 else "too little to tell arms apart (3 is the bar set beforehand)"
+    ratio = learning(rises)
+    verdict = "it learned" if ratio >= LEARNED else "too little to tell arms apart"
     return (
         f"The exact baseline's reward rose by {rises.mean():+.4f}, {ratio:.1f} times its seeds' spread: "
-        f"{verdict}."
+        f"{verdict} ({LEARNED} is the bar set beforehand)."
     )
 
 
 def hacking_sentence(here: pd.DataFrame) -> str:
     """Whether what the exact baseline was not trained on rose with its reward."""
-    exact = here[(here.arm == BASELINE) & (here.lr_factor == 1)]
+    exact = of_baseline(here)
     if exact.seed.nunique() < 2:
         return "Whether it hacked its reward needs two seeds or more."
-    found = []
+    changed = {}
     for metric, rows in exact.groupby("metric", sort=False):
         mean, half = mean_and_half(rows["final"])
-        if metric != REWARD and abs(mean) > half:
-            found.append(f"{metric} {'rose' if mean > 0 else 'fell'} ({mean:+.4f})")
-    if not found:
+        if abs(mean) > half:
+            changed[str(metric)] = mean
+    reward = changed.pop(REWARD, 0.0)
+    if not changed:
         return "Nothing it was not trained on changed beyond its interval."
-    return "Beside it, beyond their intervals: " + ", ".join(found) + "."
+    found = [f"{short(m)} {'rose' if mean > 0 else 'fell'} ({mean:+.4f})" for m, mean in changed.items()]
+    text = f"Beside it, beyond their intervals: {', '.join(found)}"
+    # Diversity is no measure of quality: it says how the reward was gained.
+    fell = [short(metric) for metric, mean in changed.items() if mean < 0 and metric != DIVERSITY]
+    rose = [short(metric) for metric, mean in changed.items() if mean > 0 and metric != DIVERSITY]
+    if reward > 0 and fell:
+        text += f"; a reward that rises while {listed(fell)} fall{'s' * (len(fell) == 1)} is being hacked"
+    elif reward > 0 and rose:
+        text += "; no sign of reward hacking"
+    return text + "."
+
+
+def short(metric: str) -> str:
+    """A scorer's kind, for headings: "pickscore" of "pickscore:tiny-pickscore"."""
+    return metric.split(":")[0] if metric.split(":")[0] in SCORERS else metric
 
 
 def plot(csv: Path) -> Path:
-    """Redraw ``convergence.png`` beside the CSV, ``convergence-samples.png`` where pictures were kept, and
-    ``convergence-offpolicy.png`` where rollouts had several updates.
+    """Redraw ``convergence.png`` beside the CSV, at every setting's main learning rate.
+
+    Besides, where there are several rates, ``convergence-rates.png``; where pictures were kept,
+    ``convergence-samples.png``; where rollouts had several updates, ``convergence-offpolicy.png``.
     """
     import matplotlib
 
@@ -115,33 +155,40 @@ def plot(csv: Path) -> Path:
     import matplotlib.pyplot as plt
     import seaborn as sns
 
-    table, spending = complete(csv), spent(csv)
+    complete_runs, spending = complete(csv), spent(csv)
+    table = at_main_rate(complete_runs)
     settings = [name for name in SETTINGS if name in set(table.setting)]
     sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
     figure, axes = plt.subplots(
-        len(settings), 4, figsize=(16, 3.9 * len(settings)), constrained_layout=True, squeeze=False
+        len(settings), 4, figsize=(16, 3.6 * len(settings) + 1), constrained_layout=True, squeeze=False
     )
     for row, setting in zip(axes, settings, strict=True):
-        here = table[(table.setting == setting) & (table.lr_factor == 1)]
-        by_cost = spending[(spending.setting == setting) & (spending.lr_factor == 1)]
-        _curves(row[0], _with_x(here[here.metric == REWARD], by_cost, "step"))
-        row[0].set(xlabel="training step", ylabel="reward, evaluation prompts", title=SETTINGS[setting].label)
-        _curves(row[1], _with_x(here[here.metric == REWARD], by_cost, "seconds"))
+        here = table[table.setting == setting]
+        reward = here[here.metric == REWARD]
+        factor = here.lr_factor.iloc[0]
+        title = SETTINGS[setting].label + ("" if factor == 1 else f", learning rate ×{factor:g}")
+        _curves(row[0], _with_x(reward, spending, "step"))
+        row[0].set(xlabel="training step", ylabel="reward, evaluation prompts", title=title)
+        _curves(row[1], _with_x(reward, spending, "seconds"))
         row[1].set(xlabel="seconds of training (mean over seeds)", title="the same against wall-clock")
         _others(row[2], here)
-        _curves(row[3], _with_x(here[here.metric == DIVERSITY], by_cost, "step"))
+        _curves(row[3], _with_x(here[here.metric == DIVERSITY], spending, "step"))
         row[3].set(xlabel="training step", title="diversity within a prompt (1 - cosine)")
-        row[0].legend(fontsize=6.5)
+    # One legend for all panels, outside them: ten arms would cover the curves.
+    lines = {line.get_label(): line for axis in axes[:, 0] for line in axis.lines}
+    order = [what.label for what in ARMS.values() if what.label in lines]
+    figure.legend([lines[o] for o in order], order, loc="outside lower center", ncols=5, fontsize=8)
     model, algorithm = table.model.iloc[0], table.algorithm.iloc[0]
     figure.suptitle(
-        f"{model}, {algorithm}, measured here; bands are 95 % intervals over seeds.\n"
+        f"{model}, {ALGORITHMS[algorithm]}, measured here; bands are 95 % intervals over seeds.\n"
         f"Paper, JAGG against exact: {paper.QUALITY}",
         fontsize=11,
     )
     target = csv.with_suffix(".png")
     figure.savefig(target, dpi=150, metadata={"Software": None})
     plt.close(figure)
-    _plot_samples(csv, plt)
+    convergence_rates.plot(csv, complete_runs)
+    _plot_samples(csv, table, plt)
     offpolicy_report.plot(csv)
     return target
 
@@ -166,8 +213,9 @@ def _curves(axis, points: pd.DataFrame) -> None:
         dashes = "-" if what.claim else "--"
         style = {"color": f"C{number}", "label": what.label, "linewidth": 1.3}
         axis.plot(curve.x, curve["mean"], dashes, **style)
-        low, high = curve["mean"] - curve.half, curve["mean"] + curve.half
-        axis.fill_between(curve.x, low, high, color=f"C{number}", alpha=0.12, linewidth=0)
+        if what.claim:  # the others' few seeds give wide bands that would cover everything
+            low, high = curve["mean"] - curve.half, curve["mean"] + curve.half
+            axis.fill_between(curve.x, low, high, color=f"C{number}", alpha=0.12, linewidth=0)
 
 
 def _others(axis, here: pd.DataFrame) -> None:
@@ -178,23 +226,26 @@ def _others(axis, here: pd.DataFrame) -> None:
         start = of_metric[of_metric.step == 0].set_index(["arm", "seed"])["value"]
         of_metric["value"] -= start.reindex(pd.MultiIndex.from_frame(of_metric[["arm", "seed"]])).to_numpy()
         # Scorers have scales of their own (PickScore's is about 100 times a cosine's).
-        scale = of_metric[of_metric.arm == BASELINE]["value"].abs().max() or 1.0
+        shown = of_metric[of_metric.arm.isin([BASELINE, "jagg"])]
+        scale = shown["value"].abs().max() or 1.0
         for arm, dashes in ((BASELINE, "-"), ("jagg", "--")):
-            curve = of_metric[of_metric.arm == arm].groupby("step")["value"].mean()
-            label = f"{metric} (full scale {scale:.3g})" if arm == BASELINE else None
-            axis.plot(curve.index, curve / scale, dashes, color=f"C{number}", label=label, linewidth=1.3)
+            curve = shown[shown.arm == arm].groupby("step")["value"].mean()
+            axis.plot(curve.index, curve / scale, dashes, color=f"C{number}", linewidth=1.3)
+        axis.plot([], [], color=f"C{number}", label=f"{short(metric)} (full scale {scale:.3g})")
     axis.set(xlabel="training step", ylabel="rise, own scale")
     axis.set_title("not trained on: exact solid, JAGG dashed")
     if metrics:
         axis.legend(fontsize=6.5)
 
 
-def _plot_samples(csv: Path, plt) -> None:
-    """Before and after, the same prompts and noise, of the first seed; a row an arm."""
+def _plot_samples(csv: Path, table: pd.DataFrame, plt) -> None:
+    """Before and after, the same prompts and noise, of the first seed; a row an arm of the first setting."""
     folder = csv.parent / "samples"
-    strips = [("before", path) for path in sorted(folder.glob("comfortable-*-step0.png"))[:1]]
+    setting = next(name for name in SETTINGS if name in set(table.setting))
+    factor = table[table.setting == setting].lr_factor.iloc[0]
+    strips = [("before", path) for path in sorted(folder.glob(f"{setting}-*-step0.png"))[:1]]
     for arm, what in ARMS.items():
-        after = sorted(folder.glob(f"comfortable-{arm}-lr1-seed*-step[1-9]*.png"))
+        after = sorted(folder.glob(f"{setting}-{arm}-lr{factor:g}-seed*-step[1-9]*.png"))
         strips += [(what.label, path) for path in after[:1]]
     if len(strips) < 2:
         return

@@ -15,6 +15,7 @@ import pandas as pd
 from scipy import stats
 
 from experiments import paper
+from experiments.markdown import table as markdown_table
 from repro import zoo
 from repro.console import print_table
 from repro.results import read
@@ -173,9 +174,7 @@ def markdown(csv: Path) -> str:
     lines = [
         f"**{base.model.iloc[0]}**, {images} images of {prompts} prompts:",
         "",
-        "| " + " | ".join(HEADINGS) + " |",
-        "|" + "---|" * len(HEADINGS),
-        *("| " + " | ".join(row) + " |" for row in summary(base)),
+        markdown_table(HEADINGS, summary(base)),
         "",
         " ".join([trend_sentence(base), findings(base)]),
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.cells import ARMS, SETTINGS
+from experiments.convergence_data import at_main_rate
 from repro.console import print_table
 from repro.results import read
 
@@ -25,7 +26,7 @@ PANELS = {
 def load(csv: Path) -> pd.DataFrame:
     """Training steps of several updates, faults left out, beside the table of evaluations ``csv``."""
     table = read(csv.with_name("convergence-training.csv"))
-    table = table[(table.updates > 1) & table.fault.isna() & (table.lr_factor == 1)]
+    table = at_main_rate(table[(table.updates > 1) & table.fault.isna()])
     return table.assign(extra_forwards=(table.forwards - table.backwards) / table.backwards)
 
 

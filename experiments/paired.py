@@ -21,6 +21,8 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.05
+MARGIN = 0.1
+"""Share of the exact baseline's rise within which two arms count as equal, set before any run."""
 
 
 @dataclass(frozen=True)

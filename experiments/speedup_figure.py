@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from experiments import paper
+from experiments.cells import ALGORITHMS
 from experiments.speedup_report import AGREEMENT, OVERHEAD_LIMIT, REPORTED, Cell, cells, is_base
 from experiments.speedup_step import PHASES
 from repro.results import read
 
-NAMES = {"jagg-time": "JAGG", "dance_grpo": "DanceGRPO", "flow_grpo_fast": "Flow-GRPO-Fast"}
+NAMES = {"jagg-time": "JAGG", **ALGORITHMS}
 
 
 def draw(csv: Path) -> Path:

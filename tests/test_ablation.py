@@ -6,12 +6,11 @@ import json
 
 import pandas as pd
 import pytest
-from test_convergence import fake
+from training_tables import fake, write_tables
 
 from experiments import ablation, ablation_report, convergence, offpolicy_report
 from experiments.cells import ARMS
-from experiments.training import CELL, COLUMNS, TIMING_COLUMNS, TRAINING_COLUMNS
-from repro.records import METRICS, PHASES
+from repro.records import PHASES
 from repro.results import read
 
 SPREAD = (-0.003, -0.001, 0.0, 0.001, 0.002, 0.003)
@@ -35,20 +34,7 @@ def cells(tmp_path):
             ("subset", 1.0): [0.3, 0.5, 0.3, 0.5, 0.4, 0.4],
         }
     )
-    table = table.assign(model="m", algorithm="dance_grpo")[list(COLUMNS)]
-    steps = table[table.step > 0].drop_duplicates([*CELL, "step"])
-    backwards = steps.arm.map({"exact": 100}).fillna(50).astype(int)
-    training = steps.assign(**dict.fromkeys(METRICS, 0) | {"step": steps.step, "fault": None})
-    training = training.assign(backwards=backwards, forwards=backwards, rollout_forwards=80)
-    timings = steps.assign(**dict.fromkeys(PHASES, 0.2))
-    path = tmp_path / "convergence.csv"
-    table.to_csv(path, index=False)
-    training[list(TRAINING_COLUMNS)].to_csv(tmp_path / "convergence-training.csv", index=False)
-    timings[list(TIMING_COLUMNS)].to_csv(tmp_path / "convergence-timings.csv", index=False)
-    config = {"steps": 8, "lora_rank": 0, "guidance": 1.0}
-    provenance = {"config": config, "checkpoint_sha256": "abc", "device": "a GPU", "cpu": "x", "threads": 2}
-    (tmp_path / "convergence.provenance.json").write_text(json.dumps(provenance))
-    return path
+    return write_tables(table, tmp_path)
 
 
 def test_off_policy_settings_are_reported(cells, capsys):

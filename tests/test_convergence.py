@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from conftest import CAPTIONS, build_clip, build_flux, build_hpsv2
 from scipy import stats
+from training_tables import fake
 
 from experiments import convergence, evaluation, training
 from experiments.cells import ARMS, SETTINGS, Cell, arms_of, plan_cells
@@ -288,19 +288,6 @@ def test_a_card_does_not_make_a_model_small(inputs, tmp_path):
 
 
 # Reading back
-
-
-def fake(rises: dict[tuple[str, float], list[float]], setting: str = "comfortable") -> pd.DataFrame:
-    """A table in which every run rises linearly by the given amounts, one a seed."""
-    return pd.DataFrame(
-        [
-            (setting, arm, factor, seed, step, "reward", 0.5 + rise * step / 8)
-            for (arm, factor), values in rises.items()
-            for seed, rise in enumerate(values)
-            for step in range(0, 9)
-        ],
-        columns=["setting", "arm", "lr_factor", "seed", "step", "metric", "value"],
-    )
 
 
 def test_outcomes_are_rises_over_the_start():

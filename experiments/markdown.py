@@ -1,0 +1,24 @@
+"""Markdown for README, made of measured numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; cells are written with ``str``."""
+    head, *body = ("| " + " | ".join(map(str, line)) + " |" for line in (headings, *rows))
+    return "\n".join([head, "|" + "---|" * len(headings), *body])
+
+
+def signed(value: float, half: float = math.nan, digits: int = 4) -> str:
+    """A difference with half the width of its interval, such as "+0.0123±0.0045"; "-" for nan."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:+.{digits}f}" + ("" if math.isnan(half) else f"±{half:.{digits}f}")
+
+
+def listed(words: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -1,0 +1,47 @@
+"""Made-up convergence tables whose answer is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.training import CELL, COLUMNS, TIMING_COLUMNS, TRAINING_COLUMNS
+from repro.records import METRICS, PHASES
+
+STEPS = 8
+PROVENANCE = {"checkpoint_sha256": "abc", "device": "a GPU", "cpu": "x", "threads": 2}
+
+
+def fake(
+    rises: dict[tuple[str, float], list[float]], setting: str = "comfortable", metric: str = "reward"
+) -> pd.DataFrame:
+    """A table in which every run rises linearly by the given amounts, one a seed."""
+    return pd.DataFrame(
+        [
+            (setting, arm, factor, seed, step, metric, 0.5 + rise * step / STEPS)
+            for (arm, factor), values in rises.items()
+            for seed, rise in enumerate(values)
+            for step in range(STEPS + 1)
+        ],
+        columns=["setting", "arm", "lr_factor", "seed", "step", "metric", "value"],
+    )
+
+
+def write_tables(table: pd.DataFrame, folder: Path, algorithm: str = "dance_grpo") -> Path:
+    """All three tables; 100 backwards a step of an exact arm, 50 of another, and a second."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = table.assign(model="m", algorithm=algorithm)[list(COLUMNS)]
+    steps = table[table.step > 0].drop_duplicates([*CELL, "step"])
+    backwards = steps.arm.map({"exact": 100}).fillna(50).astype(int)
+    training = steps.assign(**dict.fromkeys(METRICS, 0) | {"step": steps.step, "fault": None})
+    training = training.assign(backwards=backwards, forwards=backwards, rollout_forwards=80)
+    timings = steps.assign(**dict.fromkeys(PHASES, 0.2))
+    path = folder / "convergence.csv"
+    table.to_csv(path, index=False)
+    training[list(TRAINING_COLUMNS)].to_csv(folder / "convergence-training.csv", index=False)
+    timings[list(TIMING_COLUMNS)].to_csv(folder / "convergence-timings.csv", index=False)
+    config = {"steps": STEPS, "lora_rank": 0, "guidance": 1.0, "eta": 0.7, "learning_rate": 3e-5}
+    (folder / "convergence.provenance.json").write_text(json.dumps({"config": config, **PROVENANCE}))
+    return path
