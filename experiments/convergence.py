@@ -45,6 +45,13 @@ from repro.validation import validate_ranks
 
 __all__ = ["Config", "plot", "run", "train_cells"]
 
+TABLES: dict[str, tuple[dict[str, type], tuple[str, ...]]] = {
+    "convergence": (COLUMNS, (*CELL, "step", "metric")),
+    "convergence-training": (TRAINING_COLUMNS, (*CELL, "step")),
+    "convergence-timings": (TIMING_COLUMNS, (*CELL, "step")),
+}
+MERGED_FOLDERS = ("samples", "policies")
+
 CHOICES = ("arms", "settings", "lr_factors", "seeds", "fewer_seeds", "checkpoint_every", "log", "save")
 """Fields of the configuration that choose cells, or leave their results as they are."""
 
@@ -146,11 +153,7 @@ def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
             path, settings = folder / f"{name}.csv", {"provenance": provenance, "fresh": config.fresh}
             return stack.enter_context(SharedTable(ranks, path, columns, key, **settings))
 
-        tables = Tables(
-            table("convergence", COLUMNS, (*CELL, "step", "metric")),
-            table("convergence-training", TRAINING_COLUMNS, (*CELL, "step")),
-            table("convergence-timings", TIMING_COLUMNS, (*CELL, "step")),
-        )
+        tables = Tables(*(table(name, *layout) for name, layout in TABLES.items()))
         if config.fresh:  # only now that the tables are locked
             for old in (states_folder(folder), folder / "samples", folder / "policies", folder / "logs"):
                 ranks.on_main(shutil.rmtree, old, ignore_errors=True)

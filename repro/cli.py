@@ -1,9 +1,9 @@
 """The command ``repro``: ``repro run EXPERIMENT`` measures a table and draws it, ``repro plot EXPERIMENT``
-redraws it.
+redraws it, ``repro merge EXPERIMENT`` puts tables that were measured in parallel into one.
 
 An experiment is a module with ``Config`` (a dataclass, whose fields become options), ``run(config, ranks) ->
-Path`` of the CSV and ``plot(csv) -> Path`` of the figure. :data:`EXPERIMENTS` lists them; only the one asked
-for is imported.
+Path`` of the CSV and ``plot(csv) -> Path`` of the figure; what may be merged, :mod:`repro.merging` tells.
+:data:`EXPERIMENTS` lists them; only the one asked for is imported.
 
 ``torchrun --nproc_per_node N -m repro run EXPERIMENT ...`` runs it on N ranks (`repro.ranks`): rank 0 writes
 and prints.
@@ -31,6 +31,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 import tyro
 
 from repro.console import note, silent
+from repro.merging import merge
 from repro.provenance import ROOT
 
 
@@ -138,6 +139,24 @@ class Plot:
             print(f"figure  {module.plot(table)}")
 
 
+class Merge:
+    """Put tables that were measured in parallel, each with an --out of its own, into one folder.
+
+    They must have one configuration and may not disagree on a row; all is checked before the first write.
+    """
+
+    experiment: str
+    folders: tuple[Path, ...]
+    into: Path
+
+    def execute(self) -> None:
+        module = importlib.import_module(EXPERIMENTS[self.experiment].module)
+        if not hasattr(module, "TABLES"):
+            raise ValueError(f"{self.experiment} has no tables that can be merged: run it in one folder")
+        added = merge(module.TABLES, self.folders, self.into, getattr(module, "MERGED_FOLDERS", ()))
+        print(f"merged  {self.into}: {', '.join(f'{name} +{count}' for name, count in added.items())}")
+
+
 def _listing() -> str:
     return "\n".join(f"- {name}: {experiment.summary}" for name, experiment in EXPERIMENTS.items())
 
@@ -155,9 +174,18 @@ def _grammar(arguments: Sequence[str]) -> Any:
     paths = Annotated[tuple[Path, ...], tyro.conf.Positional, csvs]
     plot_fields: list[Any] = [("experiment", name), ("csv", paths, ())]
     plot: Any = dataclasses.make_dataclass("Plot", plot_fields, bases=(Plot,))
+    sources = tyro.conf.arg(metavar="FOLDER [FOLDER ...]", help="They hold the CSVs, and stay as they are.")
+    into = tyro.conf.arg(metavar="FOLDER", help="Where the rows go; it may hold some already.")
+    merge_fields: list[Any] = [
+        ("experiment", name),
+        ("folders", Annotated[tuple[Path, ...], tyro.conf.Positional, sources]),
+        ("into", Annotated[Path, into]),
+    ]
+    merged: Any = dataclasses.make_dataclass("Merge", merge_fields, bases=(Merge,))
     command = Union[  # noqa: UP007  (the members are values, not names)
         Annotated[run, tyro.conf.subcommand("run", description=Run.__doc__)],
         Annotated[plot, tyro.conf.subcommand("plot", description=Plot.__doc__)],
+        Annotated[merged, tyro.conf.subcommand("merge", description=Merge.__doc__)],
     ]
     threads = Annotated[int, tyro.conf.arg(metavar="N", help="CPU threads of each process, 0 for all cores.")]
     return dataclasses.make_dataclass("Repro", [("command", command), ("threads", threads, 0)])
@@ -190,7 +218,7 @@ def _parse(arguments: Sequence[str]) -> Any:
     except SystemExit as stop:
         if stop.code in (0, None):
             return 0
-        words = [a for a in arguments if a in ("run", "plot")][:1]
+        words = [a for a in arguments if a in ("run", "plot", "merge")][:1]
         words += [a for a in arguments if a in EXPERIMENTS][:1]
         note(f"repro: {_one_line(complaint.getvalue())}; see `{' '.join(['repro', *words])} --help`")
         return 2

@@ -87,7 +87,9 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
-def differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def differences(
+    there: Mapping[str, Any], wanted: Mapping[str, Any], whose: str = "asked for now"
+) -> list[str]:
     """The settings in which two provenances are not the same run, as "batch=4, not the 8 asked for now"."""
     found = []
     for field in IDENTITY:
@@ -96,7 +98,7 @@ def differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
             pairs = [(k, old.get(k), new.get(k)) for k in {**old, **new}]
         else:
             pairs = [(field, old, new)]
-        found += [f"{name}={a}, not the {b} asked for now" for name, a, b in pairs if a != b]
+        found += [f"{name}={a}, not the {b} {whose}" for name, a, b in pairs if a != b]
     return found
 
 

@@ -20,6 +20,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from repro.fields import KINDS, format_line, format_value, is_field, parse_line
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 def provenance_path(path: Path | str) -> Path:
     """``results/m/cosine.csv`` -> ``results/m/cosine.provenance.json``."""
     return Path(path).with_suffix(".provenance.json")
+
+
+def _as_json(provenance: Provenance) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(json.dumps(dict(provenance), default=str))
+    return content
 
 
 def read(path: Path | str) -> pandas.DataFrame:
@@ -94,7 +100,7 @@ class Table:
             )
         if wrong := [c for c, kind in self.columns.items() if kind not in KINDS]:
             raise ValueError(f"columns {wrong} have unknown types; expected str, int, float or bool")
-        self._provenance = json.loads(json.dumps(dict(provenance), default=str))
+        self._provenance = _as_json(provenance)
         self._recorded = False
         self._fresh = fresh
         self._rows: dict[tuple[str, ...], str] = {}  # key -> line
@@ -125,7 +131,7 @@ class Table:
             broken = broken or not all(is_field(fields[c], kind) for c, kind in self.columns.items())
             key = () if broken else self._key(fields)
             if broken or key in self._rows:
-                fault = "not a row of this table" if broken else f"{self._describe(key)} a second time"
+                fault = "not a row of this table" if broken else f"{self.describe(key)} a second time"
                 raise ValueError(
                     f"{self.path} is damaged at line {number} ({fault}); "
                     "restore the file, or pass --fresh to measure everything again"
@@ -151,8 +157,14 @@ class Table:
     def _key(self, fields: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(fields[c] for c in self.key_columns)
 
-    def _describe(self, key: tuple[str, ...]) -> str:
+    def describe(self, key: tuple[str, ...]) -> str:
+        """A key of `rows` in words, for messages."""
         return " ".join(f"{c}={v}" for c, v in zip(self.key_columns, key, strict=True))
+
+    @property
+    def rows(self) -> Mapping[tuple[str, ...], str]:
+        """Key -> line, as they are in the file."""
+        return MappingProxyType(self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -174,9 +186,20 @@ class Table:
             key, line = self._encode(row)
             if key in self._rows or key in added:
                 raise ValueError(
-                    f"{self.path} already has {self._describe(key)}; ask has() before measuring it again"
+                    f"{self.path} already has {self.describe(key)}; ask has() before measuring it again"
                 )
             added[key] = line
+        self._add(added)
+
+    def adopt(self, rows: Mapping[tuple[str, ...], str], provenance: Provenance) -> None:
+        """Add another table's `rows`, with keys that are not here, unchanged, and record what made them.
+
+        All or none of them. It must be a table of these columns and the same run: `repro.merging` sees to it.
+        """
+        self._provenance, self._recorded = _as_json(provenance), False
+        self._add(rows)
+
+    def _add(self, added: Mapping[tuple[str, ...], str]) -> None:
         if not added:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
