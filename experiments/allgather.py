@@ -19,8 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from experiments import paper
 from experiments.collectives import LAYOUTS, count
+from experiments.markdown import table as markdown_table
 from repro.console import note, print_table
 from repro.provenance import collect
 from repro.ranks import ALONE, Ranks, spawn
@@ -124,6 +127,67 @@ def show(csv: Path) -> None:
         rows,
         f"Reported for the joint backward: {paper.ALL_GATHERS.text}.",
     )
+
+
+def markdown(csv: Path) -> str:
+    """The counts as Markdown, for README, and whether the joint backward makes one all-gather."""
+    table = read(csv)
+    first = table.iloc[0]
+    counts = table.assign(
+        forward=table.all_gathers_forward / table.groups,
+        backward=table.all_gathers_backward / table.groups,
+        scatters=table.reduce_scatters_backward / table.groups,
+    ).set_index(["layout", "checkpointing", "sync_held_back"])
+    rows = []
+    for layout in [name for name in LAYOUTS if (name, False, False) in counts.index]:
+        each, held = counts.loc[(layout, False, False)], counts.loc[(layout, False, True)]
+        numbers = (each.forward, each.backward, REPORTED.get(layout, "-"), each.scatters, held.scatters)
+        rows.append((LAYOUTS[layout], *(n if isinstance(n, str) else f"{n:g}" for n in numbers)))
+    return "\n\n".join(
+        (
+            f"Per transformer block and group of W = {first.group_size}, counted on {first.ranks} ranks, "
+            f"{first.groups} groups an update, without checkpointing:",
+            markdown_table(MARKDOWN_HEADINGS, rows),
+            " ".join((claim_sentence(counts), checkpointing_sentence(counts))),
+        )
+    )
+
+
+MARKDOWN_HEADINGS = (
+    "layout",
+    "all-gathers, forward",
+    "all-gathers, backward",
+    "reported",
+    "reduce-scatters",
+    "held back to the last backward",
+)
+
+
+def claim_sentence(counts: pd.DataFrame) -> str:
+    """Whether the joint backward makes one all-gather, and what does."""
+    joint = counts.backward[("jagg-joint", False, False)]
+    text = (
+        f"Reported of the joint backward: {paper.ALL_GATHERS.text}. Two graphs and one joint backward made "
+        f"{joint:g} here"
+    )
+    if joint == 1:
+        return f"{text}: this agrees."
+    one = [LAYOUTS[layout] for layout in LAYOUTS if counts.backward.get((layout, False, False), None) == 1]
+    made_one = f"One was made by: {'; '.join(one)}" if one else "No layout made one"
+    return f"{text}: this does not agree. {made_one}."
+
+
+def checkpointing_sentence(counts: pd.DataFrame) -> str:
+    """Whether checkpointing changes any of the counts."""
+    on, off = (counts[counts.index.get_level_values("checkpointing") == value] for value in (True, False))
+    columns = ["forward", "backward", "scatters"]
+    on, off = (some.droplevel("checkpointing")[columns] for some in (on, off))
+    if on.empty:
+        return "Checkpointing was not tried."
+    changed = on.compare(off.loc[on.index]).index.get_level_values("layout").unique()
+    if len(changed):
+        return f"Checkpointing changes the counts of: {'; '.join(LAYOUTS[layout] for layout in changed)}."
+    return "Checkpointing changes none of the counts."
 
 
 REPORTED = {"exact": "W", "jagg-joint": "1"}

@@ -33,7 +33,7 @@ def complete(csv: Path) -> pd.DataFrame:
     Raises:
         ValueError: if there are none.
     """
-    table, steps = read(csv), _config(csv)["steps"]
+    table, steps = read(csv), config_of(csv)["steps"]
     last = table.setting.map({name: steps * setting.steps for name, setting in SETTINGS.items()})
     ends = [set(table[table.step == step].set_index(RUN).index) for step in (0, last)]
     rows = table[table.set_index(RUN).index.isin(ends[0] & ends[1])]
@@ -42,7 +42,8 @@ def complete(csv: Path) -> pd.DataFrame:
     return rows
 
 
-def _config(csv: Path) -> dict[str, Any]:
+def config_of(csv: Path) -> dict[str, Any]:
+    """The settings that a table's runs share, from its provenance."""
     config: dict[str, Any] = json.loads(provenance_path(csv).read_text())["config"]
     return config
 
@@ -126,7 +127,7 @@ def spent(csv: Path) -> pd.DataFrame:
     training = read(csv.with_name("convergence-training.csv"))
     timings = read(csv.with_name("convergence-timings.csv"))
     joined = training.merge(timings, on=[*RUN, "step"]).sort_values([*RUN, "step"])
-    recipe = _config(csv)
+    recipe = config_of(csv)
     backward, velocity = 1 if recipe["lora_rank"] else 2, 2 if recipe["guidance"] > 1 else 1
     forwards = joined.rollout_forwards + joined.forwards + joined.recomputes + joined.reference_forwards
     joined["cost"] = velocity * (forwards + backward * joined.backwards)
@@ -134,6 +135,12 @@ def spent(csv: Path) -> pd.DataFrame:
     totals = ["seconds", "cost", "backwards"]
     joined[totals] = joined.groupby(RUN)[totals].cumsum()
     return joined[[*RUN, "step", *totals]]
+
+
+def totals(outcomes: pd.DataFrame, spending: pd.DataFrame) -> pd.DataFrame:
+    """What a run spent, the mean over seeds by (arm, lr_factor), of the runs in one setting's outcomes."""
+    of_runs = spending.merge(outcomes[RUN].drop_duplicates(), on=RUN).groupby(RUN)
+    return of_runs[["seconds", "cost", "backwards"]].max().groupby(["arm", "lr_factor"]).mean()
 
 
 def at_steps(spending: pd.DataFrame, steps: Sequence[int]) -> pd.DataFrame:

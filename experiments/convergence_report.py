@@ -23,6 +23,7 @@ from experiments.convergence_data import (
     main_rate,
     runs,
     spent,
+    totals,
 )
 from experiments.evaluation import DIVERSITY, REWARD
 from experiments.markdown import listed
@@ -41,16 +42,15 @@ def show(csv: Path) -> None:
     outcomes = runs(table)
     for setting in [name for name in SETTINGS if name in set(outcomes.setting)]:
         here = outcomes[outcomes.setting == setting]
-        _show_setting(table, here, spending[spending.setting == setting], setting)
+        _show_setting(table, here, spending, setting)
     offpolicy_report.show(csv)
 
 
 def _show_setting(table: pd.DataFrame, here: pd.DataFrame, spending: pd.DataFrame, setting: str) -> None:
     metrics = [m for m in table.metric.unique() if m != REWARD]
-    total = spending.groupby(["arm", "lr_factor", "seed"])[["seconds", "cost"]].max()
-    total = total.groupby(["arm", "lr_factor"]).mean()
+    total = totals(here, spending)
     rows = []
-    for arm, factor in _choices(here):
+    for arm, factor in choices(here):
         of_arm = here[(here.arm == arm) & (here.lr_factor == factor)]
         rises = of_arm.set_index("metric")["final"]
         against = differences(here[here.metric == REWARD], (arm, factor), (BASELINE, factor), "final")
@@ -76,7 +76,7 @@ def _show_setting(table: pd.DataFrame, here: pd.DataFrame, spending: pd.DataFram
     )
 
 
-def _choices(outcomes: pd.DataFrame) -> list[tuple]:
+def choices(outcomes: pd.DataFrame) -> list[tuple]:
     """(arm, lr_factor) in the order of ARMS."""
     there = set(zip(outcomes.arm, outcomes.lr_factor, strict=True))
     return sorted(there, key=lambda choice: (list(ARMS).index(choice[0]), choice[1]))

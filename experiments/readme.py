@@ -7,21 +7,93 @@ nowhere else; a test holds README against them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from experiments import cosine_report
+from experiments import ablation_markdown, allgather, convergence_markdown, cosine_report, speedup_report
+from experiments.cells import ALGORITHMS
 from repro import zoo
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = "results"
+TRAINED = [f"{model}-{algorithm}" for model in zoo.MODELS for algorithm in ALGORITHMS]
+"""Folders of training runs, in the order that they are shown in."""
 
 
 def _cosine() -> str:
-    tables = [ROOT / "results" / model / "cosine.csv" for model in zoo.MODELS]
-    return "\n\n".join(cosine_report.markdown(table) for table in tables if table.exists())
+    return _tables(zoo.MODELS, "cosine.csv", cosine_report.markdown, "repro run cosine")
 
 
-PARTS: dict[str, Callable[[], str]] = {"cosine": _cosine}
+def _convergence() -> str:
+    return _tables(TRAINED, "convergence.csv", convergence_markdown.markdown, "repro run convergence", 1)
+
+
+def _sweep() -> str:
+    command = (
+        "repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 1 3 9 --seeds 2 "
+        "--out results/sweep"
+    )
+    folders = [f"sweep/{name}" for name in TRAINED]
+    return _tables(folders, "convergence.csv", convergence_markdown.sweep, command, figure="-rates")
+
+
+def _ablation() -> str:
+    return _tables(TRAINED, "ablation.csv", ablation_markdown.markdown, "repro run ablation", 1)
+
+
+def _speedup() -> str:
+    # benchmarks/gpu.sh leaves a folder for each of its steps in results/gpu.
+    on_gpus = sorted((ROOT / RESULTS).glob("gpu/*/*/speedup.csv"))
+    folders = [*zoo.MODELS, *(str(csv.parent.relative_to(ROOT / RESULTS)) for csv in on_gpus)]
+    return _tables(folders, "speedup.csv", speedup_report.markdown, "repro run speedup")
+
+
+def _allgather() -> str:
+    return _tables(["allgather"], "allgather.csv", allgather.markdown, "repro run allgather")
+
+
+def _tables(
+    folders: Iterable[str],
+    name: str,
+    markdown: Callable[[Path], str],
+    command: str,
+    unfolded: int | None = None,
+    figure: str = "",
+) -> str:
+    """What every folder's table says, with its figure; or the command that makes one, where there is none.
+
+    Args:
+        folders: in results/.
+        name: of the table.
+        markdown: writes what one says.
+        command: makes the first folder's.
+        unfolded: how many are shown at once, the others on a click; all by default.
+        figure: what follows the table's name in its figure's.
+    """
+    there = [folder for folder in folders if (ROOT / RESULTS / folder / name).exists()]
+    if not there:
+        return f"No results yet: `.venv/bin/{command}` writes them."
+    parts = []
+    for place, folder in enumerate(there):
+        csv = Path(RESULTS, folder, name)
+        text = markdown(ROOT / csv)
+        png = csv.with_name(f"{csv.stem}{figure}.png")
+        if (ROOT / png).exists():
+            text += f" [Figure]({png})."
+        if unfolded is not None and place >= unfolded:
+            text = f"<details><summary>{folder}</summary>\n\n{text}\n\n</details>"
+        parts.append(text)
+    return "\n\n".join(parts)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "cosine": _cosine,
+    "convergence": _convergence,
+    "sweep": _sweep,
+    "ablation": _ablation,
+    "speedup": _speedup,
+    "allgather": _allgather,
+}
 
 
 def filled(text: str) -> str:

@@ -17,6 +17,8 @@ import pandas as pd
 from scipy import stats
 
 from experiments import paper
+from experiments.cells import ALGORITHMS
+from experiments.markdown import table as markdown_table
 from experiments.speedup_step import PHASES
 from repro.console import print_table
 from repro.results import read
@@ -35,8 +37,11 @@ OVERHEAD_LIMIT = 0.03
 """A cell whose core takes a larger share of its update than this is marked: its forwards are too short."""
 AGREEMENT = 0.05
 """How far measured and predicted ratios may be apart."""
+ROUTED = f"routed-{paper.JAGG_FRAC.low:g}"
+PAPER_MODE = (True, "full", "recompute")
+"""Checkpointing, weights and velocities, as reported or in the early code."""
 REPORTED = {
-    ("dance_grpo", "routed-0.6"): ("step", paper.STEP_REDUCTION),
+    ("dance_grpo", ROUTED): ("step", paper.STEP_REDUCTION),
     ("flow_grpo_fast", "jagg-time"): ("update", paper.UPDATE_REDUCTION_FAST),
 }
 
@@ -200,6 +205,70 @@ def _row(cell: Cell) -> tuple:
         *(saved if cell.scheme != "exact" else ["-"] * len(saved)),
         f"{kind} {reported.low:g} … {reported.high:g}" if reported else "-",
         "-" if np.isnan(cell.memory) else f"{cell.memory / 2**30:.2f}",
+    )
+
+
+def shown(found: list[Cell], table: pd.DataFrame) -> list[list[Cell]]:
+    """Every algorithm's base setting, in the paper's mode if that was timed, without the jagg_frac sweep."""
+    kept: list[list[Cell]] = []
+    for algorithm in ALGORITHMS:
+        base = [c for c in found if is_base(c, table) and c.of("algorithm") == algorithm]
+        modes = [list(group) for _, group in groupby(base, key=lambda c: c.setting)]
+        paper_first = sorted(modes, key=lambda cells: _mode(cells[0]) != PAPER_MODE)
+        for cells_ in paper_first[:1]:
+            kept.append([c for c in cells_ if not c.scheme.startswith("routed") or c.scheme == ROUTED])
+    return kept
+
+
+def _mode(cell: Cell) -> tuple:
+    return tuple(cell.of(column) for column in ("checkpointing", "weights", "velocities"))
+
+
+def markdown(csv: Path) -> str:
+    """The base settings as Markdown, for README: reported beside measured beside predicted."""
+    table = read(csv)
+    found, first = cells(table), table.iloc[0]
+    parts = []
+    for group in shown(found, table):
+        exact = group[0]
+        name, seconds = ALGORITHMS[exact.of("algorithm")], sum(exact.seconds.values())
+        parts += [
+            f"**{first['model']}, {name}** on {first['device']}, {first['dtype']}: {exact}. An exact step of "
+            f"{first['samples']} images takes {seconds:.3g} s, {exact.seconds['update']:.3g} s of them the "
+            "update.",
+            markdown_table(MARKDOWN_HEADINGS, [_markdown_row(c) for c in group if c.scheme != "exact"]),
+        ]
+        parts += [sentence for c in group if (sentence := reported_sentence(c))]
+    rounds, told = table["round"].nunique(), verdict(found).replace("*", r"\*")
+    return "\n\n".join([*parts, f"Medians of {rounds} rounds, ± their interval. {told}"])
+
+
+MARKDOWN_HEADINGS = ("scheme", "% off the update", "predicted", "% off the step", "predicted", "reported")
+
+
+def _markdown_row(cell: Cell) -> tuple[str, ...]:
+    kind, reported = REPORTED.get((cell.of("algorithm"), cell.scheme), (None, None))
+    return (
+        cell.scheme + (r"\*" if cell.overhead > OVERHEAD_LIMIT else ""),
+        cell.update.percent(),
+        f"{100 * cell.predicted_update:.1f}",
+        cell.step.percent(),
+        f"{100 * cell.predicted_step:.1f}",
+        f"{kind}: {reported.low:g} … {reported.high:g}" if reported else "-",
+    )
+
+
+def reported_sentence(cell: Cell) -> str:
+    """Where a measured reduction lies against the reported one; empty where none was reported."""
+    kind, reported = REPORTED.get((cell.of("algorithm"), cell.scheme), (None, None))
+    if reported is None:
+        return ""
+    value, low, high = (100 * share for share in (cell.step if kind == "step" else cell.update))
+    predicted = 100 * (cell.predicted_step if kind == "step" else cell.predicted_update)
+    where = "below" if high < reported.low else "above" if low > reported.high else "consistent with"
+    return (
+        f"{cell.scheme} takes {value:.1f} % off the {kind} here (interval {low:.1f} … {high:.1f}; predicted "
+        f"{predicted:.1f}), {where} the {reported.low:g} … {reported.high:g} % reported."
     )
 
 

@@ -1,0 +1,169 @@
+"""The ablation as Markdown, for README: contrasts with verdicts, what a rise cost, and the paper's statement.
+
+Everything is computed from the two CSVs alone: the training reward's contrasts, and its rises by seed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from experiments import paper
+from experiments.ablation_report import OUTCOME
+from experiments.cells import ALGORITHMS, ARMS, SETTINGS
+from experiments.convergence_data import at_main_rate
+from experiments.convergence_report import BASELINE, LEARNED, learning
+from experiments.evaluation import REWARD
+from experiments.markdown import listed, signed
+from experiments.markdown import table as markdown_table
+from experiments.paired import mean_and_half
+from repro.results import read
+
+COSTS = {"backwards": 1e6, "forwards": 1e6, "seconds": 1e3}
+"""Columns of the efficiency table, and the amount of each that a rise is given for."""
+VERDICTS = {
+    "lower": "lower",
+    "equal": "equal within the margin",
+    "higher": "higher",
+    "undecided": "undecided",
+}
+"""Beginnings of `experiments.paired.Comparison.verdict`, and what to call them."""
+
+
+def markdown(csv: Path) -> str:
+    """Tables of every setting, then what they say of the paper's ablation."""
+    table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
+    table = table[table.metric == REWARD]
+    name = f"{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}"
+    parts = []
+    for setting in [name for name in SETTINGS if name in set(table.setting)]:
+        runs = efficiency[efficiency.setting == setting]
+        parts += [
+            f"**{name}, {setting}** ({SETTINGS[setting].label}): differences in reward, paired by seed:",
+            _contrasts(table[table.setting == setting]),
+            f"What the rise of an arm's reward cost{_learned(runs)}:",
+            _efficiency(runs),
+        ]
+    return "\n\n".join([*parts, _sentences(table, efficiency)])
+
+
+def _contrasts(table: pd.DataFrame) -> str:
+    keys = ["first", "second", "rates"]
+    rows = []
+    for key, of_contrast in table.groupby(keys, sort=False):
+        curve, end = (of_contrast[of_contrast.outcome == o].iloc[0] for o in (OUTCOME, "final"))
+        first, second, rates = key
+        rows.append(
+            (
+                f"{ARMS[first].label} − {ARMS[second].label}" + ", each at its best rate" * (rates == "best"),
+                curve.seeds,
+                reported(first, second),
+                signed(curve.difference, curve.half_interval),
+                f"{curve.margin:.4f}",
+                curve.verdict,
+                signed(end.difference, end.half_interval),
+                end.verdict,
+            )
+        )
+    headings = ("contrast", "seeds", "reported", "over the run", "margin", "verdict", "at the end", "verdict")
+    return markdown_table(headings, rows)
+
+
+def reported(first: str, second: str) -> str:
+    """What the paper's summary says of a contrast."""
+    if (first, second) == ("jagg", BASELINE):
+        return "equal or slightly above"
+    return "lower" if first.startswith("endpoints") and second == "jagg" else "-"
+
+
+def _learned(runs: pd.DataFrame) -> str:
+    """Whether the setting can tell arms apart at all."""
+    ratio = learning(runs[runs.arm == BASELINE].rise)
+    if ratio >= LEARNED:
+        return ""
+    return (
+        f" (the exact baseline's is under {LEARNED} times its seeds' spread, too little to tell arms apart)"
+    )
+
+
+def _efficiency(runs: pd.DataFrame) -> str:
+    rows = []
+    for arm in [arm for arm in ARMS if arm in set(runs.arm)]:
+        of_arm = runs[runs.arm == arm]
+        costs = (_per(of_arm, column) for column in COSTS)
+        rows.append(
+            (ARMS[arm].label, len(of_arm), signed(*mean_and_half(of_arm.rise)), *(_three(c) for c in costs))
+        )
+    headings = ("arm", "seeds", "rise", "per 10⁶ backwards", "per 10⁶ forwards", "per 1000 s")
+    return markdown_table(headings, rows)
+
+
+def _per(runs: pd.DataFrame, column: str) -> pd.Series:
+    return runs.rise / runs[column] * COSTS[column]
+
+
+def _three(values: pd.Series) -> str:
+    mean, half = mean_and_half(values)
+    return f"{mean:+.3g}" + ("" if pd.isna(half) else f"±{half:.2g}")
+
+
+def _sentences(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
+    reported = f"Reported of endpoints without interpolation: {paper.ABLATION.text}."
+    gains = [_gain(efficiency[efficiency.setting == setting]) for setting in SETTINGS]
+    return " ".join(filter(None, [reported, agreement(table, efficiency), _of_subset(table), *gains]))
+
+
+def _at_same_rate(table: pd.DataFrame) -> pd.DataFrame:
+    return table[(table.outcome == OUTCOME) & (table.rates == "same") & (table["second"] == "jagg")]
+
+
+def agreement(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
+    """Whether the endpoints-only readings came out as reported, where the baseline learned."""
+    rows = _at_same_rate(table)
+    rows = rows[rows["first"].str.startswith("endpoints")]
+    exact = efficiency[efficiency.arm == BASELINE].groupby("setting").rise.apply(learning)
+    verdicts = rows[rows.setting.map(exact) >= LEARNED].verdict
+    if verdicts.empty:
+        return "There is no setting yet in which the baseline learned, to compare that with."
+    counts = {kind: int(verdicts.str.startswith(kind).sum()) for kind in VERDICTS}
+    lower, total = counts["lower"], len(verdicts)
+    if lower == total:
+        verdict = "this agrees"
+    elif counts["equal"] or counts["higher"]:
+        verdict = "not consistently worse here"
+    elif lower:
+        verdict = "shown for some, refuted for none"
+    else:
+        verdict = "neither shown nor refuted here"
+    found = listed([f"{count} {VERDICTS[kind]}" for kind, count in counts.items() if count])
+    return (
+        f"Ours, each reading in each setting against JAGG, over the run: {found}, of {total} in all; "
+        f"{verdict}."
+    )
+
+
+def _of_subset(table: pd.DataFrame) -> str:
+    """The control at equal cost."""
+    rows = _at_same_rate(table)
+    rows = rows[rows["first"] == "subset"]
+    if rows.empty:
+        return ""
+    found = [f"{row.verdict} ({row.setting}, {row.seeds} seeds)" for row in rows.itertuples()]
+    return (
+        "Exact on fewer steps at JAGG's cost, a control that is not among what is reported, minus JAGG: "
+        f"{'; '.join(found)}."
+    )
+
+
+def _gain(runs: pd.DataFrame) -> str:
+    """JAGG's rise per unit of each cost over exact's, paired by seed; nothing where exact hardly learned."""
+    by_arm = {arm: rows.set_index("seed") for arm, rows in runs.groupby("arm")}
+    if not {BASELINE, "jagg"} <= set(by_arm) or not learning(by_arm[BASELINE].rise) >= LEARNED:
+        return ""
+    found = []
+    for column, name in (("backwards", "backward"), ("forwards", "forward"), ("seconds", "second")):
+        ratios = (_per(by_arm["jagg"], column) / _per(by_arm[BASELINE], column)).dropna()
+        mean, half = mean_and_half(ratios)
+        found.append(f"{mean:.2f}{'' if pd.isna(half) else f'±{half:.2f}'} per {name}")
+    return f"JAGG's rise is {listed(found)} times exact's ({runs.setting.iloc[0]})."
