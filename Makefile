@@ -1,4 +1,4 @@
-# make reproduce   install what is needed, then every table in its quick form
+# make reproduce   install what is needed, then the tables in their quick form, into results/quick
 # make test        install what is needed, then lint, format, types and tests
 # Another interpreter: make test PYTHON=python3.12
 
@@ -44,9 +44,13 @@ lint: $(STAMP)
 test: lint
 	HF_HUB_OFFLINE=1 $(BIN) -m pytest
 
+# The ablation reads the cells that convergence has just trained, so it must not begin afresh.
 reproduce: $(STAMP)
 	$(BIN) -m repro run cosine --model tiny-flux --quick --fresh
 	$(BIN) -m repro run cosine --model tiny-qwen-image --quick --fresh
+	$(BIN) -m repro run convergence --model tiny-flux --quick --fresh
+	$(BIN) -m repro run ablation --model tiny-flux --quick
+	$(BIN) -m repro run speedup --model tiny-flux --quick --fresh
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -174,6 +174,18 @@ def test_every_target_installs_what_it_needs(tmp_path, target):
         assert "pytest" in commands[-1]
 
 
+def test_reproduce_runs_quick_tables_and_keeps_the_ablations_cells(tmp_path):
+    runs = [line.split(" run ")[1] for line in make(tmp_path, "reproduce") if " -m repro run " in line]
+    assert all(" --quick" in run for run in runs)
+    tables = [run.split()[0] for run in runs]
+    assert set(tables) == {"cosine", "convergence", "ablation", "speedup"}
+    # The ablation reads what convergence has just trained anew.
+    assert tables.index("convergence") < tables.index("ablation")
+    assert ["--fresh" in run for run in runs] == [table != "ablation" for table in tables]
+    choices = [re.sub(r"^\w+|--fresh", "", run).split() for run in runs]
+    assert choices[tables.index("convergence")] == choices[tables.index("ablation")]
+
+
 def test_make_says_when_python_is_too_old(tmp_path):
     (tmp_path / "old").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "old").chmod(0o755)
