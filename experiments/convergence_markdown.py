@@ -212,7 +212,7 @@ def eta_sentence(outcomes: pd.DataFrame, etas: dict[str, float]) -> str:
     text = (
         f"{verdict} the best of {rates} learning rate{'s' * (rates != 1)} (×{factor:.3g}"
         f"{', the largest tried' if at_the_edge and rates > 1 else ''}) "
-        f"the reward rose by {rises.mean():+.4f}{spread}"
+        f"the reward changed by {rises.mean():+.4f}{spread}"
     )
     if "comfortable" in best:
         factor, other, *_ = best["comfortable"]

@@ -105,11 +105,11 @@ def learning_sentence(here: pd.DataFrame) -> str:
     rises = exact[exact.metric == REWARD]["final"]
     if len(rises) < 2:
         return "Whether the exact baseline learned beyond its seeds' spread needs two seeds or more."
-    ratio = learning(rises)
-    verdict = "it learned" if ratio >= LEARNED else "too little to tell arms apart"
+    mean, ratio = rises.mean(), learning(rises)
+    verdict = "it learned" if ratio >= LEARNED else "it did not visibly learn, too little to tell arms apart"
     return (
-        f"The exact baseline's reward rose by {rises.mean():+.4f}, {ratio:.1f} times its seeds' spread: "
-        f"{verdict} ({LEARNED} is the bar set beforehand)."
+        f"The exact baseline's reward {'rose' if mean > 0 else 'fell'} by {abs(mean):.4f}, {abs(ratio):.1f} "
+        f"times its seeds' spread: {verdict} ({LEARNED} is the bar set beforehand)."
     )
 
 

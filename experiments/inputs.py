@@ -94,8 +94,10 @@ def load_scorer(reward: str | None, model: Model) -> tuple[Scorer, str]:
     return load_reward(reward, model.device), reward
 
 
-def load_prompts(file: Path | None, count: int, seed: int) -> list[str]:
+def load_prompts(file: Path | None, count: int | None, seed: int) -> list[str]:
     """``count`` prompts from a file, one a line, or the bundled training prompts, drawn without replacement.
+
+    None takes all of them, in random order.
 
     Raises:
         ValueError: fewer prompts than asked for.
@@ -109,7 +111,7 @@ def load_prompts(file: Path | None, count: int, seed: int) -> list[str]:
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
         prompts = [line.strip() for line in text.splitlines() if line.strip()]
-    if len(prompts) < count:
+    if len(prompts) < (count or 0):
         raise ValueError(f"{count} prompts were asked for, {file or 'the bundled list'} has {len(prompts)}")
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed))
     return [prompts[i] for i in order[:count].tolist()]

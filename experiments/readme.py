@@ -30,10 +30,10 @@ def _convergence() -> str:
 
 def _sweep() -> str:
     command = (
-        "repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 1 3 9 --seeds 2 "
-        "--out results/sweep"
+        "repro run convergence --arms exact --settings comfortable paper-eta sparse --lr-factors 0.333 1 3 "
+        "--seeds 1 --steps 20 --evaluate-every 4 --out results/sweep"
     )
-    folders = [f"sweep/{name}" for name in TRAINED]
+    folders = [f"{sweep}/{name}" for name in TRAINED for sweep in ("sweep", "sweep/own-start")]
     return _tables(folders, "convergence.csv", convergence_markdown.sweep, command, figure="-rates")
 
 

@@ -13,6 +13,7 @@ from experiments.cells import Cell
 from experiments.evaluation import REWARD, Evaluator
 from experiments.inputs import Model
 from experiments.resuming import make_way, require_rows
+from experiments.start import disturb
 from repro import logs
 from repro.checkpoint import Checkpoints
 from repro.policy import make_policy, weights_dtype
@@ -83,7 +84,9 @@ def train_cell(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
     """One training run, from its last checkpoint if there is one; all ranks together."""
     config, tables, key, ranks = work.config, work.tables, cell._asdict(), work.ranks
     recipe, steps = cell.recipe(work.base), cell.steps(config.steps)
-    policy = make_policy(work.model.backbone(weights_dtype(recipe)), recipe, cell.seed, ranks)
+    backbone = work.model.backbone(weights_dtype(recipe))
+    disturb(backbone.transformer, config.start_noise or 0.0)
+    policy = make_policy(backbone, recipe, cell.seed, ranks)
     trainer = Trainer(recipe, policy, work.scorer, work.prompts, seed=cell.seed, steps=steps, ranks=ranks)
     own = {**work.provenance, "config": {**work.provenance["config"], "cell": cell.name}}
     checkpoints = Checkpoints(states_folder(work.folder) / cell.name, own, ranks)

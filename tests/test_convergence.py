@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from experiments.convergence_report import hacking_sentence, learning_sentence
 from experiments.inputs import load_model
 from experiments.paired import compare
 from experiments.resuming import make_way, require_rows
+from experiments.start import disturb
 from repro import logs
 from repro.overrides import Overrides, override
 from repro.policy import Policy
@@ -65,6 +67,33 @@ def config(inputs: dict[str, str], out: Path, **changes) -> convergence.Config:
         "out": out,
     }
     return convergence.Config(**{**settings, **changes})
+
+
+# The start
+
+
+def test_noise_on_the_start_has_the_size_that_is_asked_for_and_is_the_same_every_time():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.LayerNorm(200))
+    before = copy.deepcopy(network)
+    again = copy.deepcopy(network)
+    disturb(network, 0.5)
+    disturb(again, 0.5)
+    added = network[0].weight - before[0].weight
+    assert float((added.std() / before[0].weight.std()).detach()) == pytest.approx(0.5, rel=0.02)
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters(), strict=True))
+    for one, other in ((network[0].bias, before[0].bias), (network[1].weight, before[1].weight)):
+        assert torch.equal(one, other), "vectors stay"
+    untouched = copy.deepcopy(before)
+    disturb(before, 0.0)
+    assert torch.equal(before[0].weight, untouched[0].weight)
+
+
+@pytest.mark.parametrize("noise", [-0.1, float("nan"), float("inf")])
+def test_noise_that_is_none_is_refused(inputs, tmp_path, noise):
+    with pytest.raises(ValueError, match="start_noise is .*, expected 0 or more"):
+        convergence.train_cells(config(inputs, tmp_path, start_noise=noise))
+    assert not list(tmp_path.iterdir())
 
 
 # Cells

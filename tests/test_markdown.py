@@ -83,6 +83,12 @@ def test_convergence_has_a_row_an_arm(tmp_path):
     assert row(text, "exact")[2] == "-"
 
 
+def test_runs_that_are_not_complete_cost_nothing(tmp_path):
+    cells = fake({("exact", 1.0): rises(0.4)})
+    text = convergence_markdown.markdown(write_tables(cells[(cells.seed < 4) | (cells.step < 5)], tmp_path))
+    assert row(text, "exact")[0] == "4" and row(text, "exact")[-2] == "8"
+
+
 @pytest.mark.parametrize(
     ("jagg", "exact", "said"),
     [
