@@ -80,7 +80,7 @@ class Config:
     steps: int = 40
     """training steps"""
     evaluate_every: int = 8
-    """training steps between two evaluations"""
+    """training steps between two evaluations; as many times more where a setting trains longer"""
     start_noise: float | None = None
     """noise on every weight matrix of the start, in its standard deviations; 0.6 for models of the bundled
     size, which have little to learn without, and 0 for others unless given"""

@@ -73,7 +73,8 @@ class Work:
 
     def due(self, cell: Cell, step: int) -> bool:
         """Whether the cell is evaluated after `step` training steps."""
-        return step % self.config.evaluate_every == 0 or step == cell.steps(self.config.steps)
+        every, last = (cell.steps(n) for n in (self.config.evaluate_every, self.config.steps))
+        return step % every == 0 or step == last
 
     def done(self, cell: Cell, step: int) -> bool:
         """Whether the cell was evaluated after `step` training steps."""
