@@ -1,7 +1,6 @@
 """Convergence tables as Markdown, for README: per setting a table of arms, and what it says of the paper.
 
-Everything is computed from the CSVs alone. Arms are compared at the setting's main learning rate; the sweep
-of the exact baseline over noise level and learning rate (`experiments.cells`) has a table of its own.
+Everything is computed from the CSVs alone. Arms are compared at the setting's main learning rate.
 """
 
 from __future__ import annotations
@@ -46,18 +45,24 @@ JAGGS: tuple[ArmName, ...] = ("jagg", "routed")
 def markdown(csv: Path) -> str:
     """Tables and sentences of every setting with complete runs."""
     table, spending = complete(csv), spent(csv)
-    outcomes = at_main_rate(runs(table))
+    outcomes, start = at_main_rate(runs(table)), start_words(csv)
     parts = []
     for setting in [name for name in SETTINGS if name in set(outcomes.setting)]:
         here = outcomes[outcomes.setting == setting]
         rate, steps = main_rate(here), table[table.setting == setting].step.max()
         heading = (
             f"**{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}, {setting}** "
-            f"({SETTINGS[setting].label}{'' if rate == 1 else f'; learning rate ×{rate:.3g}'}): "
+            f"({SETTINGS[setting].label}{'' if rate == 1 else f'; learning rate ×{rate:.3g}'}), {start}: "
             f"rise on evaluation prompts in {steps} training steps"
         )
         parts += [f"{heading}:", _table(here, spending), _sentences(here)]
     return "\n\n".join(parts)
+
+
+def start_words(csv: Path) -> str:
+    """Where a table's runs started from."""
+    noise = config_of(csv).get("start_noise") or 0.0
+    return f"from noise {noise:g} on the weights" if noise else "from the model's own weights"
 
 
 def _table(here: pd.DataFrame, spending: pd.DataFrame) -> str:
@@ -154,67 +159,3 @@ def _others(here: pd.DataFrame, arm: ArmName) -> list[str]:
             verdict = "no difference shown" if p >= LEVEL else "more stable" if ratio < 1 else "less stable"
             sentences.append(f"Its seeds spread {ratio:.2f} times as far as exact's (p {p:.2f}: {verdict}).")
     return sentences
-
-
-SWEPT: dict[str, str] = {"comfortable": "", "paper-eta": " (early code)"}
-"""Settings that differ in eta alone, with the mark of it."""
-
-
-def sweep(csv: Path) -> str:
-    """The exact baseline's rise by noise level and learning rate, and whether the early code's eta learns."""
-    table, config = complete(csv), config_of(csv)
-    table = table[(table.arm == BASELINE) & (table.metric == REWARD) & table.setting.isin(SWEPT)]
-    if table.empty:
-        raise ValueError(f"{csv} has no exact runs of {' or '.join(SWEPT)} yet: train some with --settings")
-    etas: dict[str, float] = {"comfortable": config["eta"], "paper-eta": paper.ETA.low}
-    outcomes = runs(table)
-    factors = sorted(outcomes.lr_factor.unique())
-    cells = {key: rows["final"] for key, rows in outcomes.groupby(["setting", "lr_factor"])}
-    rows = []
-    for setting in [name for name in SWEPT if name in set(outcomes.setting)]:
-        found = [cells.get((setting, factor), pd.Series(dtype=float)) for factor in factors]
-        seeds = sorted({len(rises) for rises in found if len(rises)})
-        rows.append(
-            (
-                f"{etas[setting]:g}{SWEPT[setting]}",
-                " or ".join(map(str, seeds)),
-                *(signed(*mean_and_half(rises)) for rises in found),
-            )
-        )
-    headings = [f"rate {config['learning_rate'] * factor:.2g} (×{factor:.3g})" for factor in factors]
-    parts = [
-        f"**{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}**, exact gradients: rise in reward "
-        f"on evaluation prompts in {table.step.max()} training steps:",
-        markdown_table(("eta", "seeds", *headings), rows),
-        eta_sentence(outcomes, etas),
-    ]
-    return "\n\n".join(filter(None, parts))
-
-
-def eta_sentence(outcomes: pd.DataFrame, etas: dict[str, float]) -> str:
-    """Whether training learns at the early code's eta, at its best learning rate of those tried."""
-    best = {}
-    for setting, of_setting in outcomes.groupby("setting"):
-        means = of_setting.groupby("lr_factor")["final"].mean()
-        at_best = of_setting[of_setting.lr_factor == means.idxmax()]["final"]
-        best[setting] = (float(means.idxmax()), at_best, len(means), means.idxmax() == means.index.max())
-    if "paper-eta" not in best:
-        return ""
-    factor, rises, rates, at_the_edge = best["paper-eta"]
-    eta = f"The early code's eta {etas['paper-eta']:g}"
-    ratio = learning(rises)
-    if len(rises) < 2:
-        verdict = f"{eta}: one seed cannot tell whether it learns at this size. At"
-        spread = ""
-    else:
-        verdict = f"{eta} {'learns' if ratio >= LEARNED else 'does not visibly learn'} at this size: at"
-        spread = f", {ratio:.1f} times the spread of its {len(rises)} seeds ({LEARNED} is the bar)"
-    text = (
-        f"{verdict} the best of {rates} learning rate{'s' * (rates != 1)} (×{factor:.3g}"
-        f"{', the largest tried' if at_the_edge and rates > 1 else ''}) "
-        f"the reward changed by {rises.mean():+.4f}{spread}"
-    )
-    if "comfortable" in best:
-        factor, other, *_ = best["comfortable"]
-        text += f"; eta {etas['comfortable']:g} at its best (×{factor:.3g}): {other.mean():+.4f}"
-    return text + "."

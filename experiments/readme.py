@@ -10,7 +10,14 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from experiments import ablation_markdown, allgather, convergence_markdown, cosine_report, speedup_report
+from experiments import (
+    ablation_markdown,
+    allgather,
+    convergence_markdown,
+    cosine_report,
+    speedup_report,
+    sweep_markdown,
+)
 from experiments.cells import ALGORITHMS
 from repro import zoo
 
@@ -34,7 +41,7 @@ def _sweep() -> str:
         "--seeds 1 --steps 20 --evaluate-every 4 --out results/sweep"
     )
     folders = [f"{sweep}/{name}" for name in TRAINED for sweep in ("sweep", "sweep/own-start")]
-    return _tables(folders, "convergence.csv", convergence_markdown.sweep, command, figure="-rates")
+    return _tables(folders, "convergence.csv", sweep_markdown.markdown, command, figure="-rates")
 
 
 def _ablation() -> str:

@@ -19,6 +19,7 @@ from experiments import (
     convergence_rates,
     readme,
     speedup_report,
+    sweep_markdown,
 )
 from experiments.convergence_data import at_main_rate, main_rate
 from experiments.convergence_report import hacking_sentence, short
@@ -72,7 +73,7 @@ def trained(folder: Path, jagg: list[float], exact: list[float] | None = None, f
 def test_convergence_has_a_row_an_arm(tmp_path):
     text = trained(tmp_path, rises(0.2))
     assert text.startswith(
-        "**m, DanceGRPO, comfortable** (many images per update): rise on evaluation prompts"
+        "**m, DanceGRPO, comfortable** (many images per update), from noise 0.6 on the weights: rise"
     )
     # The last quarter of the evaluations is the mean of 7/8 and 8/8 of the rise.
     cells = row(text, "JAGG, all groups")
@@ -139,10 +140,10 @@ def test_reward_hacking_is_named():
 # The sweep
 
 
-def swept(folder: Path, early: dict[float, list[float]]) -> Path:
+def swept(folder: Path, early: dict[float, list[float]], **settings) -> Path:
     comfortable = fake({("exact", 1.0): [0.4, 0.42], ("exact", 3.0): [0.8, 0.82], ("jagg", 1.0): [9.0]})
     early_code = fake({("exact", factor): values for factor, values in early.items()}, "paper-eta")
-    return write_tables(pd.concat([comfortable, early_code]), folder)
+    return write_tables(pd.concat([comfortable, early_code]), folder, **settings)
 
 
 @pytest.mark.parametrize(
@@ -150,23 +151,43 @@ def swept(folder: Path, early: dict[float, list[float]]) -> Path:
     [
         (
             {1.0: [0.2, 0.22], 3.0: [0.1, 0.1]},
-            "eta 0.3 learns at this size: at the best of 2 learning rates (×1)",
+            "learns at this size: at its best of 2 learning rates (×1, the small",
         ),
         (
             {1.0: [0.0, 0.01], 3.0: [0.0, 0.1]},
-            "does not visibly learn at this size: at the best of 2 learning",
+            "does not visibly learn at this size: at its best of 2 learning",
         ),
-        ({3.0: [0.1]}, "eta 0.3: one seed cannot tell whether it learns at this size. At the best of 1 "),
+        ({1.0: [-0.2, -0.21]}, "does not visibly learn at this size: at rate ×1 the reward fell by 0.19"),
+        (
+            {3.0: [0.1]},
+            ": at rate ×3 the reward rose by 0.0938; one seed cannot tell whether that is learning.",
+        ),
     ],
 )
 def test_the_sweep_says_whether_the_early_codes_eta_learns(tmp_path, early, said):
-    text = convergence_markdown.sweep(swept(tmp_path, early))
-    assert "| eta | seeds | rate 3e-05 (×1) | rate 9e-05 (×3) |" in text
-    assert row(text, "0.7")[0] == "2" and row(text, "0.7")[2].startswith(f"{0.81 * 15 / 16:+.4f}±")
-    first = row(text, "0.3 (early code)")[1]
-    assert first.startswith(f"{sum(early[1.0]) / 2 * 15 / 16:+.4f}±") if 1.0 in early else first == "-"
-    assert said in text and "eta 0.7 at its best (×3): +0.7594." in text
-    assert "9.0" not in text and "+8.4" not in text  # the other arms are no part of it
+    text = sweep_markdown.markdown(swept(tmp_path, early))
+    assert "exact gradients, from noise 0.6 on the weights: rise in reward" in text
+    assert "in 8 training steps" in text
+    assert "| setting | eta | rate ×1 | seeds | ×1 | ×3 |" in text
+    ours = row(text, "many images per update")
+    assert ours[:3] == ["0.7", "3e-05", "2"] and ours[4].startswith(f"{0.81 * 15 / 16:+.4f}±")
+    first = row(text, "eta 0.3 (early code), else as comfortable")
+    assert first[0] == "0.3"
+    mean = f"{sum(early[1.0]) / 2 * 15 / 16:+.4f}±" if 1.0 in early else "-"
+    assert first[3].startswith(mean)
+    assert f"The early code's eta 0.3{' ' * (said[0] != ':')}{said}" in text
+    assert "Our eta 0.7 learns at this size: at its best of 2 learning rates (×3, the largest tried)" in text
+    assert "+8.4" not in text  # the other arms are no part of it
+
+
+def test_the_sweep_has_other_regimes_and_starts(tmp_path):
+    sparse = fake({("exact", 1.0): [0.4]}, "sparse")
+    later = sparse[sparse.step > 0].assign(step=lambda rows: rows.step + 8)
+    csv = write_tables(pd.concat([sparse, later]), tmp_path, start_noise=0.0)
+    text = sweep_markdown.markdown(csv)
+    # Its learning rate is three times the recipe's, and it trains twice as long.
+    assert row(text, "few images per update, large steps, twice as long")[:3] == ["0.7", "9e-05", "1"]
+    assert "from the model's own weights: rise in reward on evaluation prompts in 8 training steps" in text
 
 
 def test_only_several_rates_have_a_figure_of_theirs(tmp_path):

@@ -29,7 +29,9 @@ def fake(
     )
 
 
-def write_tables(table: pd.DataFrame, folder: Path, algorithm: str = "dance_grpo") -> Path:
+def write_tables(
+    table: pd.DataFrame, folder: Path, algorithm: str = "dance_grpo", start_noise: float = 0.6
+) -> Path:
     """All three tables; 100 backwards a step of an exact arm, 50 of another, and a second."""
     folder.mkdir(parents=True, exist_ok=True)
     table = table.assign(model="m", algorithm=algorithm)[list(COLUMNS)]
@@ -42,6 +44,14 @@ def write_tables(table: pd.DataFrame, folder: Path, algorithm: str = "dance_grpo
     table.to_csv(path, index=False)
     training[list(TRAINING_COLUMNS)].to_csv(folder / "convergence-training.csv", index=False)
     timings[list(TIMING_COLUMNS)].to_csv(folder / "convergence-timings.csv", index=False)
-    config = {"steps": STEPS, "lora_rank": 0, "guidance": 1.0, "eta": 0.7, "learning_rate": 3e-5}
+    config = {
+        "steps": STEPS,
+        "lora_rank": 0,
+        "guidance": 1.0,
+        "eta": 0.7,
+        "learning_rate": 3e-5,
+        "images": 12,
+    }
+    config |= {"start_noise": start_noise}
     (folder / "convergence.provenance.json").write_text(json.dumps({"config": config, **PROVENANCE}))
     return path

@@ -1,0 +1,90 @@
+"""The sweep as Markdown, for README: the exact baseline over noise level, regime and learning rate.
+
+The sweep's own command is in `experiments.cells`. Everything is computed from the CSV, and from the recipe in
+its provenance.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from experiments import paper
+from experiments.cells import ALGORITHMS, SETTINGS, SettingName
+from experiments.convergence_data import complete, config_of, runs
+from experiments.convergence_markdown import start_words
+from experiments.convergence_report import BASELINE, LEARNED, learning
+from experiments.evaluation import REWARD
+from experiments.markdown import signed
+from experiments.markdown import table as markdown_table
+from experiments.paired import mean_and_half
+from repro.recipes import Recipe
+
+
+def markdown(csv: Path) -> str:
+    """The rise by setting and learning rate, and whether training learns at the early code's eta.
+
+    Raises:
+        ValueError: no complete run of the exact baseline.
+    """
+    table, config = complete(csv), config_of(csv)
+    table = table[(table.arm == BASELINE) & (table.metric == REWARD)]
+    if table.empty:
+        raise ValueError(f"{csv} has no complete run of arm {BASELINE} yet: train one, it is what is swept")
+    base = Recipe(**{name: config[name] for name in ("eta", "learning_rate", "images")})
+    outcomes = runs(table)
+    factors = sorted(outcomes.lr_factor.unique())
+    cells = {key: rows["final"] for key, rows in outcomes.groupby(["setting", "lr_factor"])}
+    settings = [name for name in SETTINGS if name in set(outcomes.setting)]
+    rows = []
+    for setting in settings:
+        recipe = SETTINGS[setting].change(base)
+        found = [cells.get((setting, factor), pd.Series(dtype=float)) for factor in factors]
+        rows.append(
+            (
+                SETTINGS[setting].label,
+                f"{recipe.eta:g}",
+                f"{recipe.learning_rate:.3g}",
+                " or ".join(sorted({str(len(rises)) for rises in found if len(rises)})),
+                *(signed(*mean_and_half(rises)) for rises in found),
+            )
+        )
+    headings = ("setting", "eta", "rate ×1", "seeds", *(f"×{factor:.3g}" for factor in factors))
+    steps = table[table.setting == settings[0]].step.max() // SETTINGS[settings[0]].steps
+    model, algorithm = table.model.iloc[0], ALGORITHMS[table.algorithm.iloc[0]]
+    heading = (
+        f"**{model}, {algorithm}**, exact gradients, {start_words(csv)}: rise in reward on evaluation "
+        f"prompts in {steps} training steps, by learning rate:"
+    )
+    return "\n\n".join((heading, markdown_table(headings, rows), " ".join(_sentences(outcomes, base.eta))))
+
+
+def _sentences(outcomes: pd.DataFrame, eta: float) -> list[str]:
+    """Whether each noise level learns, at its best learning rate of those tried."""
+    names: dict[SettingName, str] = {
+        "paper-eta": f"The early code's eta {paper.ETA.low:g}",
+        "comfortable": f"Our eta {eta:g}",
+    }
+    return [
+        _learns(name, outcomes[outcomes.setting == setting])
+        for setting, name in names.items()
+        if setting in set(outcomes.setting)
+    ]
+
+
+def _learns(name: str, outcomes: pd.DataFrame) -> str:
+    means = outcomes.groupby("lr_factor")["final"].mean()
+    best, rates = means.idxmax(), len(means)
+    rises = outcomes[outcomes.lr_factor == best]["final"]
+    place = f"at its best of {rates} learning rates (×{best:.3g})" if rates > 1 else f"at rate ×{best:.3g}"
+    if rates > 1 and best in (means.index.min(), means.index.max()):
+        place = place.replace(")", f", the {'largest' if best == means.index.max() else 'smallest'} tried)")
+    changed = f"{place} the reward {'rose' if rises.mean() > 0 else 'fell'} by {abs(rises.mean()):.4f}"
+    if len(rises) < 2:
+        return f"{name}: {changed}; one seed cannot tell whether that is learning."
+    verdict = "learns" if learning(rises) >= LEARNED else "does not visibly learn"
+    return (
+        f"{name} {verdict} at this size: {changed}, {abs(learning(rises)):.1f} times the spread of its "
+        f"{len(rises)} seeds ({LEARNED} is the bar)."
+    )
