@@ -42,4 +42,4 @@ def disturb(transformer: nn.Module, noise: float) -> None:
     for weight in transformer.parameters():
         if weight.dim() > 1:
             drawn = torch.randn(weight.shape, generator=generator)
-            weight += (noise * weight.float().std() * drawn.to(weight.device)).to(weight.dtype)
+            weight.add_((noise * weight.float().std() * drawn.to(weight.device)).to(weight.dtype))
