@@ -6,10 +6,10 @@ changes of a recipe; all arms of a setting and a seed share start, prompts and n
 
 The sweep that noise level, learning rate and start were chosen by, recorded in tables of its own:
 
-    repro run convergence --arms exact --settings comfortable paper-eta sparse --lr-factors 0.333 1 3 \
-        --seeds 1 --steps 20 --evaluate-every 4 --out results/sweep
-    repro run convergence --arms exact --lr-factors 0.333 1 --seeds 1 --steps 20 --evaluate-every 4 \
-        --start-noise 0 --out results/sweep/own-start
+    repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 0.333 1 3 --seeds 1 \
+        --out results/sweep
+    repro run convergence --arms exact --lr-factors 0.333 1 --seeds 1 --start-noise 0 \
+        --out results/sweep/own-start
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ SETTINGS: dict[SettingName, Setting] = {
     ),
     "sparse": Setting(
         "few images per update, large steps, twice as long",
-        lambda r: replace(r, prompts=1, images=min(r.images, 6), learning_rate=3 * r.learning_rate),
+        lambda r: replace(r, images=min(r.images, 4), learning_rate=2 * r.learning_rate),
         steps=2,
     ),
     "off-policy": Setting(

@@ -77,9 +77,9 @@ class Config:
     """training seeds of the arms on which a claim rests: exact, jagg, endpoints-own, subset"""
     fewer_seeds: int = 3
     """training seeds of the other arms"""
-    steps: int = 40
+    steps: int = 16
     """training steps"""
-    evaluate_every: int = 8
+    evaluate_every: int = 4
     """training steps between two evaluations; as many times more where a setting trains longer"""
     start_noise: float | None = None
     """noise on every weight matrix of the start, in its standard deviations; 0.6 for models of the bundled
@@ -217,7 +217,7 @@ def _quick(config: Config) -> Config:
         evaluate_every=min(config.evaluate_every, 3),
         eval_prompts=min(config.eval_prompts, 8),
         eval_images=min(config.eval_images, 2),
-        recipe=override(Overrides(prompts=1), config.recipe),
+        recipe=override(Overrides(prompts=2), config.recipe),
     )
 
 

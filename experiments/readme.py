@@ -37,8 +37,8 @@ def _convergence() -> str:
 
 def _sweep() -> str:
     command = (
-        "repro run convergence --arms exact --settings comfortable paper-eta sparse --lr-factors 0.333 1 3 "
-        "--seeds 1 --steps 20 --evaluate-every 4 --out results/sweep"
+        "repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 0.333 1 3 "
+        "--seeds 1 --out results/sweep"
     )
     folders = [f"{sweep}/{name}" for name in TRAINED for sweep in ("sweep", "sweep/own-start")]
     return _tables(folders, "convergence.csv", sweep_markdown.markdown, command, figure="-rates")

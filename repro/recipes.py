@@ -242,8 +242,8 @@ def _bundled(recipe: Recipe) -> Recipe:
         precision="float32",
         sampling_steps=13,
         eta=0.7,
-        prompts=2,
-        learning_rate=1.5e-4,
+        prompts=4,
+        learning_rate=2e-4,
     )
 
 
