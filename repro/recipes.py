@@ -243,7 +243,9 @@ def _bundled(recipe: Recipe) -> Recipe:
         sampling_steps=13,
         eta=0.7,
         prompts=4,
-        learning_rate=2e-4,
+        learning_rate=1.5e-4,
+        schedule="constant_with_warmup",
+        warmup=4,
     )
 
 
