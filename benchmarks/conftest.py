@@ -146,6 +146,13 @@ def batch(backbone: Backbone, pytestconfig: pytest.Config) -> Batch:
 
 
 @pytest.fixture
+def full_size(benchmark: Any, pytestconfig: pytest.Config) -> bool:
+    """Whether what the suite promises is to be held: on tiny-flux with 48 samples on a CPU, really timed."""
+    size = [pytestconfig.getoption(name) for name in ("--model", "--batch", "--device")]
+    return size == ["tiny-flux", 48, "cpu"] and bool(benchmark.enabled)
+
+
+@pytest.fixture
 def timed(benchmark: Any, backbone: Backbone) -> Callable[..., float]:
     """Run a function in a few rounds after a warm-up; returns the median of its seconds."""
 

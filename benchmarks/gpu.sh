@@ -6,11 +6,11 @@
 #
 # It needs no network. It runs with the python3 in PATH (or $PYTHON): Python 3.11 or later, torch 2.11 or later with
 # CUDA, torchvision, transformers 5, accelerate, peft, safetensors, sentencepiece, timm, numpy, scipy, pandas,
-# matplotlib, seaborn, rich, pytest, hypothesis. On a machine that has those, these wheels must be brought, all pure
-# Python, under 10 MiB together:
+# matplotlib, seaborn, rich, pytest, hypothesis, pyyaml, pillow. On a machine that has those, these wheels must be
+# brought, all pure Python, under 10 MiB together:
 #
-#   pip download --no-deps --only-binary=:all: -d wheels diffusers==0.42.1 importlib_metadata==8.7.0 zipp==4.1.2 \
-#       open_clip_torch==3.3.0 ftfy==6.3.1 wcwidth==0.9.4 tyro==1.0.17 typeguard==4.6.1 docstring_parser==0.18.0
+#   pip download --no-deps --only-binary=:all: -d wheels diffusers==0.42.1 open_clip_torch==3.3.0 ftfy==6.3.1 \
+#       wcwidth==0.2.13 tyro==1.0.17 typeguard==4.6.1 docstring_parser==0.18.0
 #   python3 -m pip install --no-index --no-deps --target /tmp/site wheels/*.whl && export PYTHONPATH=/tmp/site
 #
 # Steps: 1 the environment; 2 tests marked gpu; 3 the wall-clock table of tiny-flux; 4 FLUX.1-dev's architecture at
@@ -27,7 +27,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 PYTHONUNBUF
 
 device=cuda full=(--dtype bfloat16) tiny=(--rounds 3 --variations base velocities)
 if [ "${1:-}" = --dry-run ]; then
-  device=cpu full=(--reduced) tiny=(--rounds 1 --variations base --prompts 1 --images 2)
+  device=cpu full=(--reduced --dtype bfloat16) tiny=(--rounds 1 --variations base --prompts 1 --images 2)
 elif [ $# -gt 0 ]; then
   echo "gpu.sh: unknown argument $1, expected --dry-run or none" >&2
   exit 2
@@ -61,14 +61,16 @@ synthetic=(--synthetic-weights --algorithms dance_grpo --prompts 1 --images 2 "$
 step environment 60 "$PYTHON" - "$device" <<'PYTHON'
 import importlib.util
 import sys
+from importlib.metadata import version
 
 needed = "torch torchvision diffusers transformers open_clip ftfy accelerate peft safetensors sentencepiece timm"
-needed += " numpy scipy pandas matplotlib seaborn rich tyro pytest hypothesis"
+needed += " numpy scipy pandas matplotlib seaborn rich tyro pytest hypothesis yaml PIL"
 if missing := [name for name in needed.split() if importlib.util.find_spec(name) is None]:
     sys.exit(f"gpu.sh: missing {', '.join(missing)}: bring the wheels that the script's header names")
 import torch
 
-print(f"python {sys.version.split()[0]}, torch {torch.__version__}")
+versions = (f"{name} {version(name)}" for name in ("torch", "transformers", "peft", "timm"))
+print(f"python {sys.version.split()[0]}, {', '.join(versions)}")
 if sys.argv[1] == "cuda":
     if not torch.cuda.is_available():
         sys.exit("gpu.sh: torch sees no CUDA device; --dry-run tries the script on the CPU")
@@ -83,7 +85,7 @@ fi
 step gpu-tests 90 bash -c '"$@"; status=$?; [ $status -eq 5 ] || exit $status' - \
   "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu tests
 speedup tiny-flux 100 --model tiny-flux --algorithms dance_grpo "${tiny[@]}"
-speedup flux-dev-lora 150 --model flux-dev "${synthetic[@]}" --variations weights --rounds 2
+speedup flux-dev-lora 150 --model flux-dev "${synthetic[@]}" --variations weights --rounds 1
 speedup flux-dev-full 120 --model flux-dev "${synthetic[@]}" --variations base --schemes jagg --no-optimizer --rounds 1
 speedup qwen-image-lora 150 --model qwen-image "${synthetic[@]}" --variations weights --rounds 1
 

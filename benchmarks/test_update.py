@@ -22,18 +22,24 @@ UPDATES = {
     "jagg-chunk-4": (lambda times: jagg(times, W), 4, False),
     "jagg-rollout-velocities": (lambda times: jagg(times, W), 2, True),
 }
+BARS = {"exact-chunk-2": 4.5, "jagg-paper": 7.0}
+"""Times as fast as the plain loop, at least, where the machine is quiet."""
+OVERHEAD = 0.03
+"""Largest share of the core in an update."""
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_update(timed: Any, benchmark: Any, batch: Batch, name: str) -> None:
+def test_update(timed: Any, benchmark: Any, batch: Batch, name: str, full_size: bool) -> None:
     build, chunk, kept = UPDATES[name]
     scheme = build(batch.times)
     seconds = timed(lambda: batch.update(scheme, chunk, kept))
     benchmark.extra_info["plain_loop_seconds"] = batch.plain_seconds
     benchmark.extra_info["times_as_fast_as_plain_loop"] = batch.plain_seconds / seconds
+    if full_size:
+        assert batch.plain_seconds / seconds >= BARS.get(name, 0.0)
 
 
-def test_core_without_the_network(timed: Any, benchmark: Any, batch: Batch) -> None:
+def test_core_without_the_network(timed: Any, benchmark: Any, batch: Batch, full_size: bool) -> None:
     """The core's own work in the paper's layout: z * w stands for the network."""
     weight = torch.ones((), requires_grad=True, device=batch.backbone.device)
 
@@ -41,16 +47,19 @@ def test_core_without_the_network(timed: Any, benchmark: Any, batch: Batch) -> N
         return latents * weight
 
     scheme = jagg(batch.times, W)
+    batch.update(scheme)  # warm-up
     start = time.perf_counter()
     batch.update(scheme)
     synchronize(batch.backbone.device)
     update = time.perf_counter() - start
     core = timed(lambda: batch.update(scheme, velocity=times_weight))
     benchmark.extra_info["share_of_update"] = core / update
+    if full_size:
+        assert core / update < OVERHEAD
 
 
 def test_the_plain_loop_computes_the_same_gradient(batch: Batch) -> None:
     few = batch.first(2)
     batched = few.gradient(lambda: few.update(exact(few.times)))
     difference = few.gradient(few.plain) - batched
-    assert float(difference.norm() / batched.norm()) < 1e-4
+    assert float(difference.norm() / batched.norm()) < 1e-5

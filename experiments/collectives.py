@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor.debug import CommDebugMode
 
 from experiments import paper
-from repro.backbones import bind
+from repro.backbones import Conditioning, bind
 from repro.backbones.synthetic import build
 from repro.gradient import VelocityFn, accumulate_gradient, upstream_gradient
 from repro.groups import equal_step_groups
@@ -42,7 +42,7 @@ class Problem:
 
     Attributes:
         policy: sharded.
-        block_sizes: numbers of weights, one for each kind of block.
+        block_sizes: of a block's collectives, one for each kind of block.
         n_blocks: how many blocks there are.
         velocity, surrogate, trajectory: of this rank's samples.
         schemes: by the first word of a layout's name.
@@ -75,7 +75,8 @@ def problem(
         groups, group_size: of the trained steps.
         seed: of weights, latents and advantages.
         checkpointing: of activations.
-        dtype: see `repro.parallel.shard`; the reference is computed in float32.
+        dtype: of the network under autocast, the ranks' and the single process's, as a policy trains; the
+            rollout is in float32.
         samples: each rank's.
     """
     backbone = build("flux-dev", torch.float32, "cpu", 64, reduced=True, seed=seed)
@@ -95,26 +96,42 @@ def problem(
     def surrogate(part: slice) -> ClippedSurrogate:
         return ClippedSurrogate.from_trajectory(trajectory.samples(part), n, advantages[part], clip_range=0.1)
 
+    def trained(conditioning: Conditioning) -> VelocityFn:
+        return reindex(_autocast(bind(backbone, conditioning, sigmas), dtype), n)
+
     schemes = {"exact": exact(sigmas[:n]), "jagg": jagg(sigmas[:n], group_size)}
     reference = {}
     for name, scheme in schemes.items():
         accumulate_gradient(
-            scheme, reindex(velocity, n), surrogate(slice(None)), trajectory.trained(n).latents
+            scheme, trained(conditioning), surrogate(slice(None)), trajectory.trained(n).latents
         )
         reference[name] = full_gradients(policy)
         policy.zero_grad()
-    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks(policy)]
+    sizes = [gathered_size(block, ranks.size) for block in blocks(policy)]
     own = slice(ranks.rank * samples, (ranks.rank + 1) * samples)
     return Problem(
-        policy=shard(policy, dtype),
+        policy=shard(policy, dtype, cast_inputs=dtype is None),
         block_sizes=frozenset(sizes),
         n_blocks=len(sizes),
-        velocity=reindex(bind(backbone, conditioning.index(own), sigmas), n),
+        velocity=trained(conditioning.index(own)),
         surrogate=surrogate(own),
         trajectory=trajectory.samples(own),
         schemes=schemes,
         reference=reference,
     )
+
+
+def _autocast(velocity: VelocityFn, dtype: torch.dtype | None) -> VelocityFn:
+    def cast(steps: Sequence[int], latents: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            return velocity(steps, latents)
+
+    return cast
+
+
+def gathered_size(block: nn.Module, ranks: int) -> int:
+    """How many numbers a block's all-gather moves: FSDP2 pads every dim 0 to a multiple of the ranks."""
+    return sum(-(-len(p) // ranks) * ranks * p[0].numel() for p in block.parameters())
 
 
 class _NoModules:
@@ -133,7 +150,7 @@ class Collectives(CommDebugMode):
     """CommDebugMode that tells a block's collectives from the root's, by size, and forward from backward.
 
     Attributes:
-        calls: (phase, operation, number of weights) of every all-gather and reduce-scatter, in order.
+        calls: (phase, operation, size) of every all-gather and reduce-scatter, in order.
     """
 
     def __init__(self) -> None:
@@ -194,6 +211,9 @@ def count(
 
 def _per_block(log: Collectives, case: Problem) -> dict[str, float]:
     of_blocks = [call[:2] for call in log.calls if call[2] in case.block_sizes]
+    if not of_blocks:  # or every count would be 0
+        sizes, seen = sorted(case.block_sizes), sorted({call[2] for call in log.calls})
+        raise RuntimeError(f"no collective has a block's size, one of {sizes}: there were those of {seen}")
     return {
         "all_gathers_forward": of_blocks.count(("forward", "all_gather")) / case.n_blocks,
         "all_gathers_backward": of_blocks.count(("backward", "all_gather")) / case.n_blocks,

@@ -83,7 +83,8 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
             prompts that cannot be loaded.
     """
     if config.quick:
-        config = replace(config, settings=("base",), prompts=3, samples=1)
+        few = -(-3 // ranks.size) * ranks.size  # 3, or what divides over the ranks
+        config = replace(config, settings=("base",), prompts=few, samples=1)
     chosen = settings(config)
     for setting in chosen:
         ranks.share(range(setting.prompts), f"prompts of setting {setting.name}")

@@ -61,6 +61,18 @@ class Model:
         return backbone
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that torch cannot use here.
+
+    Raises:
+        ValueError: with torch's reason.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device} cannot be used here ({str(error).splitlines()[0]})") from None
+
+
 def load_model(model: str, device: str = "cpu", size: int | None = None) -> Model:
     """A bundled name, a diffusers folder or a hub id.
 
@@ -68,10 +80,7 @@ def load_model(model: str, device: str = "cpu", size: int | None = None) -> Mode
         ValueError: an unknown device.
         FileNotFoundError: a path that does not exist.
     """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device} cannot be used here ({str(error).splitlines()[0]})") from None
+    check_device(device)
     bundled = zoo.resolve(model)
     if bundled is not None:
         return Model(model, bundled, str(bundled), device, size)

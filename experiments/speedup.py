@@ -16,8 +16,9 @@ The others change one or two things, for the heat map.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,17 @@ import torch
 from torch import Tensor
 
 from experiments import paper, speedup_report
-from experiments.inputs import load_model, load_prompts, load_scorer
 from experiments.speedup_settings import Arm, Config, Variation, settings
+from experiments.speedup_source import Source, load_source, make_policy
 from experiments.speedup_step import PHASES, Setting, Step, Timing, Unit
 from repro import arms
-from repro.backbones import Backbone, synthetic
-from repro.console import progress
+from repro.console import note, progress
 from repro.cost import CostModel
+from repro.fields import format_value
 from repro.policy import Policy
 from repro.provenance import collect, cpu_model, plain
 from repro.ranks import ALONE, Ranks
 from repro.recipes import Recipe, preset
-from repro.rewards import Scorer
 from repro.scheme import Scheme
 from repro.shared_table import SharedTable
 
@@ -92,94 +92,88 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         ValueError: a setting that does not fit or does not divide over the ranks, or a model, reward or
             prompts that cannot be loaded.
     """
-    if config.quick:
-        quick: tuple[Variation, ...] = ("base", "checkpointing", "velocities")
-        config = replace(config, variations=quick, rounds=3, prompts=1)
+    config = _quick(config, ranks) if config.quick else config
     if config.rounds < 1:
         raise ValueError(f"rounds is {config.rounds}: take 1 or more, 6 for an interval of 95 %")
     ranks.share(range(config.prompts), "prompts per step")
     wanted = settings(config, ranks.size)
-    source = _source(config)
+    source = load_source(config)
     folder = (config.out or Path("results/quick" if config.quick else "results")) / source.name
     csv = folder / "speedup.csv"
-    # Another number of ranks takes other seconds: it is another table.
-    several = {"ranks": ranks.size} if ranks.size > 1 else {}
+    # Elsewhere, or with other threads or ranks, seconds are others: that is another table.
+    place = {"machine": _device_name(config.device), "threads": torch.get_num_threads(), "ranks": ranks.size}
     provenance = collect(
-        {**plain(config), **several},
+        {**plain(config), **place},
         seed=config.seed,
         checkpoint=source.checkpoint,
         device=config.device,
         ranks=ranks.size,
     )
     with SharedTable(ranks, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
-        missing = [s for s in wanted if not table.has(**_key(s, "exact", 0))]
+        missing = [s for s in wanted if not table.has(**_key(s, "exact", config.rounds - 1))]
         steps = {setting: (config.rounds + 1) * len(chosen) for setting, chosen in wanted.items()}
         left = sum(steps[setting] for setting in missing)
+        unfit: list[Setting] = []
         with progress(f"speedup {source.name}", sum(steps.values()), sum(steps.values()) - left) as advance:
             for mode, group in groupby(missing, key=lambda s: (s.weights, s.checkpointing)):
-                policy = _policy(config, source, *mode, ranks)
+                policy: Policy | None = None
                 for setting in group:
-                    table.append(*_measure(config, source, policy, setting, wanted[setting], advance, ranks))
+                    with _what_fits(config, source, setting, unfit, ranks):
+                        policy = policy or make_policy(config, source, *mode, ranks)
+                        table.drop(_rows_of(setting))  # rounds of an interrupted run
+                        for rows in _measure(
+                            config, source, policy, setting, wanted[setting], advance, ranks
+                        ):
+                            table.append(*rows)
                 del policy
                 gc.collect()
                 if config.device.startswith("cuda"):
                     torch.cuda.empty_cache()
+    if len(unfit) == len(wanted):
+        raise ValueError(f"nothing was timed: {_advice(config, source, unfit[0])}")
     ranks.on_main(speedup_report.show, csv)
     return csv
+
+
+def _quick(config: Config, ranks: Ranks) -> Config:
+    quick: tuple[Variation, ...] = ("base", "checkpointing")
+    return replace(
+        config,
+        variations=quick if config.variations == Config.variations else config.variations,
+        rounds=min(config.rounds, 3),
+        prompts=min(config.prompts, ranks.size),
+    )
 
 
 def _key(setting: Setting, scheme: str, round_: int) -> dict[str, Any]:
     return {**vars(setting), "scheme": scheme, "round": round_}
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where policies come from, and what scores them.
-
-    Attributes:
-        name: of the results folder.
-        checkpoint: its folder, if there is one.
-        scorer: None where advantages are random.
-        prompts: of a step.
-    """
-
-    name: str
-    checkpoint: Path | None
-    load: Callable[[], Backbone]
-    scorer: Scorer | None
-    prompts: list[str]
+def _rows_of(setting: Setting) -> Callable[[dict[str, str]], bool]:
+    fields = {name: format_value(value, COLUMNS[name]) for name, value in vars(setting).items()}
+    return lambda row: all(row[name] == field for name, field in fields.items())
 
 
-def _source(config: Config) -> Source:
-    dtype = getattr(torch, config.dtype)
-    if config.reduced and not config.synthetic_weights:
-        raise ValueError("--reduced is for --synthetic-weights: pass both, or neither")
-    if config.synthetic_weights:
-        size = config.size or (64 if config.reduced else int(paper.RESOLUTION.low))
-
-        def build() -> Backbone:
-            return synthetic.build(config.model, dtype, config.device, size, config.reduced, config.seed)
-
-        synthetic.check(config.model, dtype, config.device, config.reduced)
-        name = f"{config.model}-synthetic" + ("-reduced" if config.reduced else "")
-        return Source(name, None, build, None, [f"prompt {i}" for i in range(config.prompts)])
-    model = load_model(config.model, config.device, config.size)
-    scorer, _ = load_scorer(config.reward, model)
-    prompts = load_prompts(config.prompts_file, config.prompts, config.seed)
-    return Source(model.name, model.path, lambda: model.backbone(dtype), scorer, prompts)
+@contextmanager
+def _what_fits(
+    config: Config, source: Source, setting: Setting, unfit: list[Setting], ranks: Ranks
+) -> Iterator[None]:
+    """Go on without a setting that does not fit in memory. Several ranks stop: only one may have noticed."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        advice = _advice(config, source, setting)
+        if ranks.size > 1:
+            raise ValueError(advice) from None
+        note(f"speedup: left out, as {advice}")
+        unfit.append(setting)
 
 
-def _policy(config: Config, source: Source, weights: str, checkpointing: bool, ranks: Ranks) -> Policy:
-    policy = Policy(
-        source.load(),
-        lora_rank=config.lora_rank if weights == "lora" else 0,
-        checkpointing=checkpointing,
-        seed=config.seed,
-        ranks=ranks,
+def _advice(config: Config, source: Source, setting: Setting) -> str:
+    return (
+        f"{source.name} does not fit on {config.device} ({_note(setting, None)}): lower --prompts, "
+        "--batch or --size, pass --no-optimizer, or time LoRA alone with --variations weights"
     )
-    if config.compile:
-        policy.backbone.transformer.compile()
-    return policy
 
 
 def _recipe(config: Config, setting: Setting) -> Recipe:
@@ -205,40 +199,29 @@ def _measure(
     chosen: list[Arm],
     advance: Any,
     ranks: Ranks,
-) -> list[dict[str, Any]]:
-    """The rows of one setting: all rounds of all its schemes, in turn."""
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of one setting, round by round, in which its schemes take turns."""
     recipe = _recipe(config, setting)
-    try:
-        step = Step(
-            policy, source.scorer, source.prompts, recipe, setting, config.seed, config.optimizer, ranks
-        )
-        schemes = [_scheme(name, fraction, step.times, setting) for name, fraction in chosen]
-        rows = []
-        for round_ in range(-1, config.rounds):  # the first warms up
-            unit = step.unit()
-            for scheme in schemes:
-                timing, overhead = step.time(scheme), step.overhead(scheme)
-                advance(1, note=_note(setting, scheme))
-                if round_ >= 0:
-                    rows.append(
-                        {
-                            "model": source.name,
-                            "device": _device_name(config.device),
-                            "dtype": config.dtype,
-                            **_key(setting, scheme.name, round_),
-                            "samples": len(step.prompts) * ranks.size,
-                            "parts": len(step.parts),
-                            "sampling_steps": recipe.sampling_steps,
-                            "trained_steps": len(step.noisy),
-                            **_values(timing, unit, overhead, len(step.parts), setting),
-                        }
-                    )
-    except torch.OutOfMemoryError:
-        raise ValueError(
-            f"{source.name} does not fit on {config.device} ({_note(setting, None)}): lower --batch or "
-            "--size, pass --no-optimizer, or leave full weights out with --variations weights"
-        ) from None
-    return rows
+    step = Step(policy, source.scorer, source.prompts, recipe, setting, config.seed, config.optimizer, ranks)
+    schemes = [_scheme(name, fraction, step.times, setting) for name, fraction in chosen]
+    common = {
+        "model": source.name,
+        "device": _device_name(config.device),
+        "dtype": config.dtype,
+        "samples": len(step.prompts) * ranks.size,
+        "parts": len(step.parts),
+        "sampling_steps": recipe.sampling_steps,
+        "trained_steps": len(step.noisy),
+    }
+    for round_ in range(-1, config.rounds):
+        unit, rows = step.unit(), []
+        for scheme in schemes:
+            timing, overhead = step.time(scheme), step.overhead(scheme)
+            advance(1, note=_note(setting, scheme))
+            values = _values(timing, unit, overhead, len(step.parts), setting)
+            rows.append({**common, **_key(setting, scheme.name, round_), **values})
+        if round_ >= 0:  # the first warms up
+            yield rows
 
 
 def _scheme(name: arms.SchemeName, jagg_frac: float, times: Tensor, setting: Setting) -> Scheme:

@@ -36,7 +36,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from repro.gradient import VelocityFn
 from repro.grpo import group_advantages
-from repro.ranks import Ranks
+from repro.ranks import Ranks, is_loss
 
 
 def blocks(transformer: nn.Module) -> list[nn.Module]:
@@ -116,7 +116,8 @@ def sync_once(module: FSDPModule, velocity: VelocityFn, backwards: int) -> Itera
 def advantages_of_split_groups(rewards: Tensor, ranks: Ranks, clip: float = 5.0) -> Tensor:
     """This rank's advantages where every prompt's group of images is spread over all ranks.
 
-    A group that lies on one rank needs no other: `repro.grpo.group_advantages`.
+    For a trainer of one's own: the trainer here shares whole groups, prompt by prompt, and a group that lies
+    on one rank needs no other (`repro.grpo.group_advantages`).
 
     Args:
         rewards: (P, G / N), this rank's images of the same P prompts.
@@ -226,6 +227,7 @@ def load(folder: Path, state: dict[str, Any]) -> None:
 
     Raises:
         ValueError: if the folder is no checkpoint, or one of another model.
+        RuntimeError: if another rank was lost.
     """
     from torch.distributed import checkpoint
 
@@ -235,5 +237,7 @@ def load(folder: Path, state: dict[str, Any]) -> None:
     try:
         checkpoint.load(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
     except (checkpoint.CheckpointException, RuntimeError, ValueError) as error:
+        if is_loss(error):
+            raise
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(f"{folder} does not fit this model ({reason}): name one of its own") from error

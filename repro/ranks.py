@@ -168,7 +168,7 @@ def join(device: str = "cpu", timeout: float = 600.0, **place: Any) -> Iterator[
     try:
         yield Ranks(rank, size, own)
     except RuntimeError as error:
-        if not _is_loss(error):
+        if not is_loss(error):
             raise
         reason = str(error).strip().splitlines()[0]
         raise SystemExit(
@@ -183,8 +183,11 @@ def join(device: str = "cpu", timeout: float = 600.0, **place: Any) -> Iterator[
         dist.destroy_process_group()
 
 
-def _is_loss(error: RuntimeError) -> bool:
+def is_loss(error: BaseException) -> bool:
+    """Whether this is what a collective raises when another rank has ended, or hangs."""
     words = r"connection (closed|reset|refused)|broken pipe|timed? ?out|socket|remote process exited"
+    if not isinstance(error, RuntimeError):
+        return False
     return isinstance(error, dist.DistError) or bool(re.search(words, str(error), re.IGNORECASE))
 
 

@@ -73,6 +73,60 @@ def test_a_finished_table_is_not_measured_again(small: Path, monkeypatch: pytest
     assert small.read_bytes() == before
 
 
+def test_schemes_take_turns_and_the_first_round_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed, time = [], Step.time
+
+    def watched(self: Step, scheme: Any) -> Any:
+        timed.append(scheme.name)
+        return time(self, scheme)
+
+    monkeypatch.setattr(Step, "time", watched)
+    table = read(speedup.run(replace(SMALL, rounds=2, out=tmp_path)))
+    assert timed == ["exact", "jagg-time"] * 3
+    assert list(table["round"]) == [0, 0, 1, 1]
+
+
+def test_an_interrupted_setting_is_timed_again_from_its_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit, calls = Step.unit, []
+
+    def interrupt(self: Step) -> Any:
+        calls.append(1)
+        if len(calls) == 3:  # after the warm-up and a round, whose rows are on disk
+            raise KeyboardInterrupt
+        return unit(self)
+
+    config = replace(SMALL, rounds=2, out=tmp_path)
+    monkeypatch.setattr(Step, "unit", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        speedup.run(config)
+    (csv,) = tmp_path.glob("*/speedup.csv")
+    first = read(csv)
+    assert list(first["round"]) == [0, 0]
+    table = read(speedup.run(config))
+    assert list(table["round"]) == [0, 0, 1, 1]
+    assert not table.update_s.head(2).equals(first.update_s), "rounds of two sessions are not compared"
+
+
+def test_what_does_not_fit_is_left_out_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    time = Step.time
+
+    def scarce(self: Step, scheme: Any) -> Any:
+        if not self.setting.checkpointing:
+            raise torch.OutOfMemoryError
+        return time(self, scheme)
+
+    monkeypatch.setattr(Step, "time", scarce)
+    table = read(speedup.run(replace(SMALL, variations=("base", "checkpointing"), out=tmp_path)))
+    assert table.checkpointing.all()
+    assert "left out, as flux-dev-synthetic-reduced does not fit" in capsys.readouterr().err
+
+
 def test_a_model_with_a_scorer_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(CAPTIONS))
@@ -161,7 +215,9 @@ def test_every_row_of_the_full_table_has_a_key_of_its_own() -> None:
     assert {s.weights for s in wanted} == {"full", "lora"}
     assert {s.batch for s in wanted} == {4, 12, 48}
     modes = [(s.weights, s.checkpointing) for s in wanted]
-    assert modes == sorted(modes)  # one policy after the other
+    runs = [mode for mode, before in zip(modes, [None, *modes], strict=False) if mode != before]
+    assert len(runs) == len(set(modes)), "one policy after the other"
+    assert runs[0] == ("full", True), "the paper's mode first"
 
 
 # Bad input
@@ -192,7 +248,7 @@ def test_out_of_memory_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.Mon
         raise torch.OutOfMemoryError("no")
 
     monkeypatch.setattr(Step, "time", fail)
-    with pytest.raises(ValueError, match="does not fit on cpu .*: lower --batch"):
+    with pytest.raises(ValueError, match="nothing was timed: .* does not fit on cpu .*: lower --prompts"):
         speedup.run(replace(SMALL, out=tmp_path))
 
 
