@@ -86,9 +86,9 @@ class Config:
     size, which have little to learn without, and 0 for others unless given"""
     train_prompts: int = 0
     """prompts to train on, 0 for all there are"""
-    eval_prompts: int = 24
-    """prompts to evaluate on"""
-    eval_images: int = 4
+    eval_prompts: int = 64
+    """prompts to evaluate on; few make seeds differ by which of them they happened to learn"""
+    eval_images: int = 2
     """images per evaluation prompt"""
     reward: str | None = None
     """scorer to train on: hpsv2:PATH, ..., or module:function; bundled models have their own"""
