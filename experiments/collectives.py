@@ -202,22 +202,29 @@ def count(
                     "groups": groups,
                     "group_size": group_size,
                     "backward_calls": backward_calls,
-                    **_per_block(log, case),
+                    **per_block(log, case.block_sizes, case.n_blocks),
                     "gradient_error": error,
                 }
             )
     return counted
 
 
-def _per_block(log: Collectives, case: Problem) -> dict[str, float]:
-    of_blocks = [call[:2] for call in log.calls if call[2] in case.block_sizes]
-    if not of_blocks:  # or every count would be 0
-        sizes, seen = sorted(case.block_sizes), sorted({call[2] for call in log.calls})
-        raise RuntimeError(f"no collective has a block's size, one of {sizes}: there were those of {seen}")
+def per_block(log: Collectives, sizes: frozenset[int], n_blocks: int) -> dict[str, float]:
+    """The collectives of a block's size, by kind and divided by the number of blocks; and the others.
+
+    Raises:
+        RuntimeError: if there were none, for then the sizes must be wrong.
+    """
+    of_blocks = [call[:2] for call in log.calls if call[2] in sizes]
+    if not of_blocks:
+        seen = sorted({call[2] for call in log.calls})
+        raise RuntimeError(
+            f"no collective has a block's size, one of {sorted(sizes)}: there were those of {seen}"
+        )
     return {
-        "all_gathers_forward": of_blocks.count(("forward", "all_gather")) / case.n_blocks,
-        "all_gathers_backward": of_blocks.count(("backward", "all_gather")) / case.n_blocks,
-        "reduce_scatters_backward": of_blocks.count(("backward", "reduce_scatter")) / case.n_blocks,
+        "all_gathers_forward": of_blocks.count(("forward", "all_gather")) / n_blocks,
+        "all_gathers_backward": of_blocks.count(("backward", "all_gather")) / n_blocks,
+        "reduce_scatters_backward": of_blocks.count(("backward", "reduce_scatter")) / n_blocks,
         "root_collectives": len(log.calls) - len(of_blocks),
     }
 

@@ -11,15 +11,28 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from experiments.allgather import COLUMNS, Config, plot, show
-from experiments.collectives import LAYOUTS, count, gradient_error, problem, update
+from experiments.collectives import (
+    LAYOUTS,
+    Collectives,
+    count,
+    gathered_size,
+    gradient_error,
+    per_block,
+    problem,
+    update,
+)
 from repro.backbones.synthetic import build
 from repro.grpo import group_advantages
 from repro.optimizer import make_optimizer
@@ -47,6 +60,7 @@ def on_each_rank(ranks: Ranks, folder: Path) -> dict[str, Any]:
     half = problem(ranks, 1, W, checkpointing=True, dtype=torch.bfloat16)
     update(half, "jagg-stacked", W)
     half_error = gradient_error(full_gradients(half.policy), half.reference["jagg"])
+    rounding = gradient_error(half.reference["jagg"], problem(ranks, 1, W).reference["jagg"])
 
     try:
         with sync_once(half.policy, half.velocity, backwards=2):
@@ -55,13 +69,14 @@ def on_each_rank(ranks: Ranks, folder: Path) -> dict[str, Any]:
     except ValueError as error:
         miscounted = str(error)
 
-    optimizer = torch.optim.AdamW(half.policy.parameters(), lr=1e-2)
+    optimizer, _ = make_optimizer(list(half.policy.parameters()), Recipe(learning_rate=1e-2), updates=1)
     optimizer.step()
     save(folder / "checkpoint", state(half.policy, optimizer, 7))
     mine = REWARDS.chunk(ranks.size, dim=1)[ranks.rank]
     return {
         "rows": rows,
         "half_error": half_error,
+        "rounding": rounding,
         "miscounted": miscounted,
         "weights": {n: p.full_tensor().detach() for n, p in half.policy.named_parameters()},
         "moments": [optimizer.state[p]["exp_avg"].full_tensor() for p in half.policy.parameters()],
@@ -121,9 +136,30 @@ def test_checkpointing_gathers_no_more(found: list[dict[str, Any]]) -> None:
 
 
 def test_bfloat16_runs_with_checkpointing(found: list[dict[str, Any]]) -> None:
-    # Float32 rotary embeddings stop the recompute if a block's inputs are cast. The network is random and its
-    # timestep rounded as well, so that the gradient is only roughly float32's.
-    assert 0.01 < found[0]["half_error"] < 0.5
+    # Float32 rotary embeddings stop the recompute if a block's inputs are cast. The single process's gradient
+    # under the same autocast was 0.25 % away, float32's 33 %.
+    assert 0 < found[0]["half_error"] < 0.0075
+    assert found[0]["rounding"] > 0.001
+
+
+@pytest.fixture
+def three_ranks() -> Iterator[DeviceMesh]:
+    """Three ranks of which this process is one, and the others are made up."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=3)
+    try:
+        yield init_device_mesh("cpu", (3,))
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_collectives_are_as_large_as_the_padded_block(three_ranks: DeviceMesh) -> None:
+    block = fully_shard(torch.nn.Sequential(torch.nn.Linear(3, 5)), mesh=three_ranks)
+    with Collectives() as log:
+        block(torch.ones(1, 3)).sum().backward()
+    assert gathered_size(torch.nn.Linear(3, 5), 3) == 24  # 6 x 3 and 6
+    assert log.calls == [("backward", "all_gather", 24), ("backward", "reduce_scatter", 24)]
+    with pytest.raises(RuntimeError, match=r"one of \[20\]: there were those of \[24\]"):
+        per_block(log, frozenset({20}), 1)
 
 
 def test_a_wrong_number_of_backwards_is_refused(found: list[dict[str, Any]]) -> None:
@@ -164,24 +200,37 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "small", torch.nn.Linear(3, 3).state_dict())
 
 
+def test_a_rank_lost_in_loading_is_not_the_checkpoints_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234")
+
+    save(tmp_path / "small", torch.nn.Linear(2, 2).state_dict())
+    monkeypatch.setattr(distributed.checkpoint, "load", lose)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        load(tmp_path / "small", torch.nn.Linear(2, 2).state_dict())
+
+
 def test_a_network_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="names no blocks"):
         blocks(torch.nn.Linear(2, 2))
 
 
 LOSE_A_RANK = """
-import os, signal, torch
+import os, signal, sys, torch
 from torch import distributed
 from repro.ranks import join
 with join() as ranks:
     for step in range(10**6):
-        if (ranks.rank, step) == (1, 3):
+        if (ranks.rank, step) == (int(sys.argv[1]), 3):
             os.kill(os.getpid(), signal.SIGKILL)
         distributed.all_reduce(torch.ones(1))
 """
 
 
-def test_a_rank_that_dies_ends_the_others() -> None:
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_ends_the_others(victim: int) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
@@ -194,7 +243,7 @@ def test_a_rank_that_dies_ends_the_others() -> None:
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", LOSE_A_RANK],
+            [sys.executable, "-c", LOSE_A_RANK, str(victim)],
             env={**started, "RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
@@ -202,16 +251,14 @@ def test_a_rank_that_dies_ends_the_others() -> None:
         for rank in range(2)
     ]
     try:
-        ranks[1].communicate()
-        died = time.monotonic()
-        message = ranks[0].communicate(timeout=60)[1]
-        assert time.monotonic() - died < 60
+        ranks[victim].communicate(timeout=120)
+        message = ranks[1 - victim].communicate(timeout=60)[1]
     finally:
         for rank in ranks:
             rank.kill()
-    assert ranks[1].returncode == -signal.SIGKILL
-    assert ranks[0].returncode == 1
-    assert "repro: rank 0 of 2 lost another rank" in message
+    assert ranks[victim].returncode == -signal.SIGKILL
+    assert ranks[1 - victim].returncode == 1
+    assert f"repro: rank {1 - victim} of 2 lost another rank" in message
     assert "rerun the same command to resume" in message
     assert "Traceback" not in message
 
