@@ -38,6 +38,8 @@ from repro.scheme import Scheme
 from repro.stopwatch import Stopwatch
 
 Weights = Literal["full", "lora"]
+REPEATS = 4
+"""How often the cost model's unit is measured for a round: one forward is too short to be timed alone."""
 PHASES = ("rollout", "decode", "reward", "update", "optimizer")
 
 
@@ -172,21 +174,24 @@ class Step:
         return Timing(seconds, report.counts, report.backward_calls, memory[0] if memory else None)
 
     def unit(self) -> Unit:
-        """Measure f and b, once each, on a part's shapes."""
+        """Measure f and b on a part's shapes: means over `REPEATS`, taken in turn."""
         part, m, clock = self.parts[0], self.setting.anchor_chunk, Stopwatch(self.policy.device)
         velocity = self._velocity(part.conditioning)
         steps = list(range(min(m, len(self.noisy))))
         latents = part.noise.expand(len(steps), *part.noise.shape)
-        for phase in ("first", "tracked"):  # the update's backwards add to gradients that are there already
+        for phase in (
+            "first",
+            *("tracked",) * REPEATS,
+        ):  # an update's backwards add to gradients that are there
             with clock(phase), torch.enable_grad():
                 v = velocity(steps, latents)
                 torch.autograd.backward(v, torch.ones_like(v))
-        del v
-        with clock("forward"), torch.no_grad():
-            velocity(steps, latents)
+            del v
+            with clock("forward" if phase == "tracked" else phase), torch.no_grad():
+                velocity(steps, latents)
         self._drop_gradients()
-        forward = clock.seconds["forward"] / len(steps)
-        tracked = clock.seconds["tracked"] / len(steps)
+        forward = clock.seconds["forward"] / REPEATS / len(steps)
+        tracked = clock.seconds["tracked"] / REPEATS / len(steps)
         passes = 2 if self.setting.checkpointing else 1
         # A forward that is all overhead can come out dearer than its backward.
         return Unit(forward, max(0.0, tracked / forward - passes))
