@@ -13,7 +13,7 @@ from torch import Tensor
 
 from experiments import speedup, speedup_report
 from experiments.speedup import COLUMNS, KEY
-from experiments.speedup_report import Cell, cells, median, verdict
+from experiments.speedup_report import Cell, Median, cells, median, verdict
 from experiments.speedup_settings import Config, settings
 from experiments.speedup_step import PHASES, Setting, Step, peak_memory
 from repro import arms
@@ -322,6 +322,16 @@ def test_disagreement_and_overhead_are_told(tmp_path: Path) -> None:
     assert "in 0 of 2 cells" in verdict(found)
     found = cells(read(made_up(tmp_path, overhead=10.0)))
     assert "in 0 of 0 cells; 2 more, marked *, are dominated by overhead" in verdict(found)
+
+
+def test_how_far_the_clock_errs_is_told(tmp_path: Path) -> None:
+    jagg_ = cell(cells(read(made_up(tmp_path))), "jagg-time")  # 37.5 % are predicted
+    wide, narrow = (jagg_._replace(update=Median(0.5, low, 0.6)) for low in (0.3, 0.4))
+    assert "in 0 of 1 cells; in 1 more the interval has the prediction." in verdict([wide])
+    assert "more the interval" not in verdict([narrow])
+    same = jagg_._replace(predicted_update=0.0, update=Median(-0.03, -0.1, 0.02))
+    assert "exact's very passes, its updates were timed -3 … -3 % shorter" in verdict([same])
+    assert "very passes" not in verdict([jagg_])
 
 
 def test_medians_and_their_intervals() -> None:
