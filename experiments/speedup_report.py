@@ -160,7 +160,11 @@ def verdict(found: list[Cell]) -> str:
         f"Measured and predicted update ratios agree within {100 * AGREEMENT:.0f} % in {len(close)} of "
         f"{len(clear)} cells"
         + (f"; in {len(covered)} more the interval has the prediction" if covered else "")
-        + (f"; {marked} more, marked *, are dominated by overhead" if marked else "")
+        + (
+            f"; {marked} more, marked *, {'is' if marked == 1 else 'are'} dominated by overhead"
+            if marked
+            else ""
+        )
         + "."
     ]
     # Which is pure noise: the same passes, in the same round.

@@ -144,8 +144,12 @@ def test_cells_come_seed_by_seed_and_claims_get_more_seeds():
 
 def test_learning_rate_factors_multiply_the_settings():
     base = dance_grpo(bundled=True)
-    sparse = Cell("sparse", "exact", 0.5, 0).recipe(base)
-    assert sparse.learning_rate == pytest.approx(0.5 * 3 * base.learning_rate)
+    comfortable, half, sparse = (
+        Cell(setting, "exact", factor, 0).recipe(base).learning_rate
+        for setting, factor in (("comfortable", 1.0), ("comfortable", 0.5), ("sparse", 0.5))
+    )
+    assert comfortable == base.learning_rate and half == base.learning_rate / 2
+    assert sparse == pytest.approx(0.5 * 2 * base.learning_rate), "its steps are twice as large"
 
 
 def test_overrides_replace_only_what_is_given():

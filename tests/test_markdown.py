@@ -185,8 +185,8 @@ def test_the_sweep_has_other_regimes_and_starts(tmp_path):
     later = sparse[sparse.step > 0].assign(step=lambda rows: rows.step + 8)
     csv = write_tables(pd.concat([sparse, later]), tmp_path, start_noise=0.0)
     text = sweep_markdown.markdown(csv)
-    # Its learning rate is three times the recipe's, and it trains twice as long.
-    assert row(text, "few images per update, large steps, twice as long")[:3] == ["0.7", "9e-05", "1"]
+    # Its learning rate is twice the recipe's, and it trains twice as long.
+    assert row(text, "few images per update, large steps, twice as long")[:3] == ["0.7", "6e-05", "1"]
     assert "from the model's own weights: rise in reward on evaluation prompts in 8 training steps" in text
 
 
