@@ -4,11 +4,11 @@ An *arm* is a way to spend the update's compute: a scheme, or fewer steps. A *se
 arms are compared: the comfortable one, one where a worse gradient should show, and off-policy ones. Both are
 changes of a recipe; all arms of a setting and a seed share start, prompts and noise.
 
-The sweep that noise level, learning rate and start were chosen by, recorded in tables of its own:
+The sweep that shows noise level, learning rate and start beside others, recorded in tables of its own:
 
     repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 0.333 1 3 --seeds 1 \
         --out results/sweep
-    repro run convergence --arms exact --lr-factors 0.333 1 --seeds 1 --start-noise 0 \
+    repro run convergence --arms exact --seeds 1 --start-noise 0 \
         --out results/sweep/own-start
 """
 
