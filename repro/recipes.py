@@ -218,8 +218,8 @@ def equal_cost_subset(recipe: Recipe) -> int:
 def dance_grpo(bundled: bool = False) -> Recipe:
     """DanceGRPO: the early code's settings for FLUX and Qwen-Image, or sizes for the bundled checkpoints.
 
-    The two backbones differ in nothing that is known. For the bundled checkpoints eta and learning rate
-    come from trials (results/sweep shows what stands beside them), prompts and steps from what two cores can do.
+    The two backbones differ in nothing that is known. For the bundled checkpoints eta and learning rate come
+    from trials (results/sweep shows what stands beside them), prompts and steps from what two cores can do.
     """
     recipe = Recipe(size=720, checkpointing=True, precision="bfloat16")
     return _bundled(recipe) if bundled else recipe
