@@ -282,6 +282,8 @@ def reported_sentence(cell: Cell) -> str:
     value, low, high = (100 * share for share in (cell.step if kind == "step" else cell.update))
     predicted = 100 * (cell.predicted_step if kind == "step" else cell.predicted_update)
     where = "below" if high < reported.low else "above" if low > reported.high else "consistent with"
+    if low <= 0 <= high:
+        where = "too uncertain to be held against"
     return (
         f"{cell.scheme} takes {value:.1f} % off the {kind} here (interval {low:.1f} … {high:.1f}; predicted "
         f"{predicted:.1f}), {where} the {reported.low:g} … {reported.high:g} % reported."

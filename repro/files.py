@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 
-def write_atomically(path: Path, content: str, prepare: Any = None) -> int:
-    """Replace ``path`` in one step, after ``prepare(fd)``. Returns the new file's open descriptor."""
+def write_atomically(path: Path, content: str, prepare: Callable[[int], None] | None = None) -> int:
+    """Replace ``path`` in one step, after ``prepare(fd)``. Returns the new file's open descriptor.
+
+    Raises:
+        OSError: the disk is full, or the folder is missing or may not be written to.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     try:

@@ -334,6 +334,13 @@ def test_how_far_the_clock_errs_is_told(tmp_path: Path) -> None:
     assert "very passes" not in verdict([jagg_])
 
 
+def test_an_interval_around_nothing_is_not_called_consistent(tmp_path: Path) -> None:
+    routed = cell(cells(read(made_up(tmp_path))), "routed-0.6")
+    assert "consistent with the" in speedup_report.reported_sentence(routed)
+    unsure = routed._replace(step=Median(0.28, -0.06, 0.31))
+    assert "too uncertain to be held against the" in speedup_report.reported_sentence(unsure)
+
+
 def test_medians_and_their_intervals() -> None:
     assert median([3.0]) == (3, 3, 3)
     assert median([5.0, 1, 3]) == (3, 1, 5)
