@@ -1,0 +1,87 @@
+"""What is in results/: whole tables with their provenance, and numbers that follow from each other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments import ablation, allgather, convergence, cosine, speedup
+from experiments.convergence_data import complete
+from experiments.readme import ROOT
+from repro.cost import CostModel, Counts
+from repro.results import Table, provenance_path, read
+
+TABLES = {
+    "cosine": (cosine.COLUMNS, cosine.KEY),
+    "speedup": (speedup.COLUMNS, speedup.KEY),
+    "allgather": (allgather.COLUMNS, allgather.KEY),
+    "ablation": (ablation.COLUMNS, ablation.KEY),
+    "ablation-efficiency": (ablation.EFFICIENCY_COLUMNS, ablation.EFFICIENCY_KEY),
+    **convergence.TABLES,
+}
+CSVS = sorted((ROOT / "results").glob("**/*.csv"))
+# What a clone holds, and not what `make reproduce` left there.
+COMMITTED = [csv for csv in CSVS if "quick" not in csv.relative_to(ROOT / "results").parts]
+
+
+def of(name: str) -> list[Path]:
+    return [csv for csv in COMMITTED if csv.name == name]
+
+
+def folder(csv: Path) -> str:
+    return str(csv.parent.relative_to(ROOT / "results"))
+
+
+def test_every_reported_result_has_a_table() -> None:
+    assert {csv.stem for csv in COMMITTED} == set(TABLES)
+
+
+@pytest.mark.parametrize("csv", COMMITTED, ids=lambda csv: f"{folder(csv)}/{csv.stem}")
+def test_tables_are_whole_and_say_where_they_come_from(csv: Path, tmp_path: Path) -> None:
+    beside = provenance_path(csv)
+    told = json.loads(beside.read_text())
+    assert not told["dirty"] and len(told["commit"]) == 40
+    assert told["command"] and told["date"] and told["config"] and told["versions"]["torch"]
+    columns, key = TABLES[csv.stem]
+    for path in (csv, beside):
+        shutil.copy(path, tmp_path)
+    # Checks columns, types, keys and line ends, as a run that would resume it.
+    with Table(tmp_path / csv.name, columns, key, provenance=told) as table:
+        assert not table.repaired
+    assert csv.read_bytes() == (tmp_path / csv.name).read_bytes()
+
+
+@pytest.mark.parametrize("csv", of("speedup.csv"), ids=folder)
+def test_predictions_follow_from_the_unit_and_the_counts(csv: Path) -> None:
+    for row in read(csv).itertuples():
+        model = CostModel(row.backward_factor, float(row.checkpointing))
+        price = model.price(Counts(row.forwards, row.recomputes, row.backwards))
+        assert row.predicted_update_s == pytest.approx(row.parts * row.forward_s * price, rel=1e-6)
+
+
+@pytest.mark.parametrize("csv", of("convergence.csv"), ids=folder)
+def test_arms_of_a_seed_share_their_start_and_runs_their_steps(csv: Path) -> None:
+    table = complete(csv)
+    assert len(table) == len(read(csv)), "a run is not complete"
+    start = table[table.step == 0].groupby(["seed", "metric"])["value"]
+    assert (start.nunique() == 1).all()
+    training = read(csv.with_name("convergence-training.csv"))
+    timings = read(csv.with_name("convergence-timings.csv"))
+    run = ["setting", "arm", "lr_factor", "seed"]
+    last = table.groupby(run)["step"].max()
+    for steps in (training, timings):
+        pd.testing.assert_series_equal(steps.groupby(run).size(), last, check_names=False)
+
+
+@pytest.mark.parametrize("csv", of("ablation.csv"), ids=folder)
+def test_contrasts_are_those_of_the_runs_beside_them(csv: Path, tmp_path: Path) -> None:
+    for path in csv.parent.glob("convergence*.*"):
+        shutil.copy(path, tmp_path)
+    margin = json.loads(provenance_path(csv).read_text())["config"]["margin"]
+    ablation.write(tmp_path / "convergence.csv", ablation.Config(margin=margin))
+    for name in ("ablation.csv", "ablation-efficiency.csv"):
+        assert (tmp_path / name).read_bytes() == csv.with_name(name).read_bytes()
