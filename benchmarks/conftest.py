@@ -2,14 +2,16 @@
 
 pytest benchmarks                                          tiny-flux, 48 samples
 pytest benchmarks --model reduced --batch 4                a much reduced FLUX with random weights
+pytest benchmarks --results results/benchmarks             writes benchmarks.csv there as well
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +20,14 @@ from plain_loop import plain_update
 from torch import Tensor
 
 from experiments import paper
+from experiments.benchmarks import COLUMNS, KEY
 from repro import zoo
 from repro.backbones import Backbone, Conditioning, bind, load
 from repro.backbones.synthetic import build
 from repro.gradient import GradientReport, VelocityFn, accumulate_gradient
 from repro.grpo import ClippedSurrogate
+from repro.provenance import collect
+from repro.results import Table
 from repro.rollout import Trajectory, reindex, sample
 from repro.scheme import Scheme
 from repro.sde import Dance, shifted_sigmas
@@ -32,6 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--model", default="tiny-flux", help="a model, or 'reduced' for random weights")
     parser.addoption("--batch", type=int, default=48, help="samples")
     parser.addoption("--device", default="cpu", help="torch device")
+    parser.addoption(
+        "--results", type=Path, help="folder for a table of what was measured; replaces an older one"
+    )
+    parser.addoption("--threads", type=int, default=0, help="CPU threads, 0 for all cores")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if threads := config.getoption("--threads"):
+        torch.set_num_threads(threads)
 
 
 @dataclass
@@ -168,3 +182,42 @@ def timed(benchmark: Any, backbone: Backbone) -> Callable[..., float]:
         return once if benchmark.stats is None else benchmark.stats.stats.median
 
     return run
+
+
+@pytest.fixture(scope="session")
+def results(pytestconfig: pytest.Config, backbone: Backbone) -> Iterator[tuple[Table, dict[str, Any]] | None]:
+    """The table of --results, and what all its rows share."""
+    folder = pytestconfig.getoption("--results")
+    if folder is None or pytestconfig.getoption("--benchmark-disable"):
+        yield None
+        return
+    config = {name: pytestconfig.getoption(f"--{name}") for name in ("model", "batch", "device")}
+    checkpoint = zoo.resolve(config["model"])
+    provenance = collect(config, seed=0, checkpoint=checkpoint, device=config["device"])
+    with Table(folder / "benchmarks.csv", COLUMNS, KEY, provenance=provenance, fresh=True) as table:
+        yield table, {**config, "device": provenance["device"]}
+
+
+@pytest.fixture(autouse=True)
+def _recorded(request: pytest.FixtureRequest, results: tuple[Table, dict[str, Any]] | None) -> Iterator[None]:
+    if results is None or "benchmark" not in request.fixturenames:
+        yield
+        return
+    benchmark = request.getfixturevalue("benchmark")
+    yield
+    if benchmark.stats is None:  # the test failed before it timed anything
+        return
+    table, common = results
+    stats, extra = benchmark.stats.stats, benchmark.extra_info
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").rstrip("]")
+    figures = {name: extra.get(name) for name in ("plain_loop_s", "times_as_fast", "core_share")}
+    table.append(
+        {
+            **common,
+            "benchmark": name,
+            "rounds": stats.rounds,
+            "median_s": stats.median,
+            "min_s": stats.min,
+            **figures,
+        }
+    )

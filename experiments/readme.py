@@ -13,6 +13,7 @@ from pathlib import Path
 from experiments import (
     ablation_markdown,
     allgather,
+    benchmarks,
     convergence_markdown,
     cosine_report,
     speedup_report,
@@ -59,6 +60,11 @@ def _allgather() -> str:
     return _tables(["allgather"], "allgather.csv", allgather.markdown, "repro run allgather")
 
 
+def _benchmarks() -> str:
+    command = "python -m pytest benchmarks --results results/benchmarks"
+    return _tables(["benchmarks"], "benchmarks.csv", benchmarks.markdown, command)
+
+
 def _tables(
     folders: Iterable[str],
     name: str,
@@ -100,6 +106,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "ablation": _ablation,
     "speedup": _speedup,
     "allgather": _allgather,
+    "benchmarks": _benchmarks,
 }
 
 

@@ -158,8 +158,8 @@ def cpu_model() -> str:
 
 def command_line() -> str:
     """The command as it would be typed again."""
-    program = os.path.basename(sys.argv[0])
-    words = ["python", "-m", "repro"] if program == "__main__.py" else [program]
+    spec = sys.modules["__main__"].__spec__  # of what python -m runs; a script has none
+    words = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [os.path.basename(sys.argv[0])]
     return shlex.join([*words, *sys.argv[1:]])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments import ablation, allgather, convergence, cosine, speedup
+from experiments import ablation, allgather, benchmarks, convergence, cosine, speedup
 from experiments.convergence_data import complete
 from experiments.readme import ROOT
 from repro.cost import CostModel, Counts
@@ -18,6 +18,7 @@ from repro.results import Table, provenance_path, read
 TABLES = {
     "cosine": (cosine.COLUMNS, cosine.KEY),
     "speedup": (speedup.COLUMNS, speedup.KEY),
+    "benchmarks": (benchmarks.COLUMNS, benchmarks.KEY),
     "allgather": (allgather.COLUMNS, allgather.KEY),
     "ablation": (ablation.COLUMNS, ablation.KEY),
     "ablation-efficiency": (ablation.EFFICIENCY_COLUMNS, ablation.EFFICIENCY_KEY),
@@ -85,3 +86,15 @@ def test_contrasts_are_those_of_the_runs_beside_them(csv: Path, tmp_path: Path) 
     ablation.write(tmp_path / "convergence.csv", ablation.Config(margin=margin))
     for name in ("ablation.csv", "ablation-efficiency.csv"):
         assert (tmp_path / name).read_bytes() == csv.with_name(name).read_bytes()
+
+
+@pytest.mark.parametrize("csv", of("benchmarks.csv"), ids=folder)
+def test_the_update_is_as_fast_as_was_asked_for(csv: Path) -> None:
+    table = read(csv).set_index("benchmark")
+    assert set(benchmarks.UPDATES) <= set(table.index)
+    pd.testing.assert_series_equal(
+        table.times_as_fast, table.plain_loop_s / table.median_s, check_names=False, rtol=1e-6
+    )
+    for name, bar in benchmarks.BARS.items():
+        assert table.times_as_fast[name] >= bar
+    assert table.core_share["core-without-the-network"] < benchmarks.CORE_SHARE
