@@ -22,7 +22,8 @@ from pathlib import Path
 import pandas as pd
 
 from experiments import paper
-from experiments.collectives import LAYOUTS, count
+from experiments.collectives import count
+from experiments.layouts import LAYOUTS
 from experiments.markdown import table as markdown_table
 from repro.console import note, print_table
 from repro.provenance import collect

@@ -273,3 +273,9 @@ def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     if request.param in MODELS:
         return MODELS[request.param](tmp_path_factory.mktemp("models") / request.param)
     return ZOO / request.param
+
+
+@pytest.fixture(scope="session")
+def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random FluxPipeline folder."""
+    return build_flux(tmp_path_factory.mktemp("models") / "random-flux")

@@ -23,16 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from experiments.allgather import COLUMNS, Config, plot, show
-from experiments.collectives import (
-    LAYOUTS,
-    Collectives,
-    count,
-    gathered_size,
-    gradient_error,
-    per_block,
-    problem,
-    update,
-)
+from experiments.collectives import Collectives, count, gradient_error, per_block
+from experiments.layouts import LAYOUTS, gathered_size, problem, update
 from repro.backbones.synthetic import build
 from repro.grpo import group_advantages
 from repro.optimizer import make_optimizer

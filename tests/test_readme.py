@@ -1,8 +1,11 @@
-"""README states what results/ holds."""
+"""README states what results/ holds, and what to run where they hold nothing yet."""
 
 from __future__ import annotations
 
 import re
+
+from speedup_tables import made_up
+from training_tables import fake, rises, swept, write_tables
 
 from experiments import readme
 
@@ -25,3 +28,29 @@ def test_links_in_readme_exist() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         if not target.startswith("http"):
             assert (readme.ROOT / target).exists(), target
+
+
+def test_parts_without_tables_name_their_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    for name, part in readme.PARTS.items():
+        assert part().startswith("No results yet: `.venv/bin/repro run "), name
+
+
+def test_parts_show_what_tables_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    table_ = fake({("exact", 1.0): rises(0.4), ("jagg", 1.0): rises(0.4, reverse=True)})
+    results = tmp_path / "results"
+    first = write_tables(table_, results / "tiny-flux-dance_grpo")
+    first.with_suffix(".png").touch()
+    write_tables(table_, results / "tiny-flux-flow_grpo_fast", "flow_grpo_fast")
+    swept(results / "sweep" / "tiny-flux-dance_grpo", {1.0: [0.1]})
+    gpu = results / "gpu" / "flux-dev-lora" / "flux-dev"
+    gpu.mkdir(parents=True)
+    made_up(gpu)
+    text = readme.filled("\n".join(f"<!-- measured: {name} -->\nold\n<!-- end -->" for name in readme.PARTS))
+    assert text.index("**m, DanceGRPO, comfortable**") < text.index("<details>")  # the first one is open
+    assert "<details><summary>tiny-flux-flow_grpo_fast</summary>\n\n**m, Flow-GRPO-Fast, comf" in text
+    assert "[Figure](results/tiny-flux-dance_grpo/convergence.png)." in text
+    assert "flow_grpo_fast/convergence.png" not in text  # none was drawn
+    assert "0.3 (early code)" in text and "routed-0.6 takes" in text
+    assert text.count("No results yet") == 3  # cosine, ablation, allgather

@@ -10,6 +10,7 @@ import torch
 
 from experiments import paper
 from repro import arms, recipes
+from repro.overrides import Overrides, override
 from repro.recipes import Recipe, dance_grpo, equal_cost_subset, flow_grpo_fast, preset
 from repro.scheme import exact, jagg
 from repro.sde import ODE, Dance, Flow
@@ -158,3 +159,9 @@ def test_stale_updates_are_priced_too(stale, subset):
 def test_prices_follow_the_recipe():
     model = Recipe(lora_rank=8, checkpointing=True, guidance=4.0, kl_weight=0.1).cost_model
     assert (model.backward, model.recompute, model.guidance, model.kl) == (1.0, 1.0, True, True)
+
+
+def test_overrides_replace_only_what_is_given():
+    recipe = override(dance_grpo(), Overrides(eta=0.5, window=0, checkpointing=False))
+    assert type(recipe) is Recipe
+    assert recipe == replace(dance_grpo(), eta=0.5, checkpointing=False)

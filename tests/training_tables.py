@@ -12,6 +12,11 @@ from repro.records import METRICS, PHASES
 
 STEPS = 8
 PROVENANCE = {"checkpoint_sha256": "abc", "device": "a GPU", "cpu": "x", "threads": 2}
+SPREAD = (-0.003, -0.001, 0.0, 0.001, 0.002, 0.003)
+
+
+def rises(center: float, reverse: bool = False) -> list[float]:
+    return [center + s for s in (reversed(SPREAD) if reverse else SPREAD)]
 
 
 def fake(
@@ -55,3 +60,9 @@ def write_tables(
     config |= {"start_noise": start_noise}
     (folder / "convergence.provenance.json").write_text(json.dumps({"config": config, **PROVENANCE}))
     return path
+
+
+def swept(folder: Path, early: dict[float, list[float]], **settings) -> Path:
+    comfortable = fake({("exact", 1.0): [0.4, 0.42], ("exact", 3.0): [0.8, 0.82], ("jagg", 1.0): [9.0]})
+    early_code = fake({("exact", factor): values for factor, values in early.items()}, "paper-eta")
+    return write_tables(pd.concat([comfortable, early_code]), folder, **settings)

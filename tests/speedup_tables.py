@@ -1,0 +1,58 @@
+"""A made-up speedup table whose answer is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from experiments.speedup import COLUMNS, KEY
+from experiments.speedup_step import Setting
+from repro import arms
+from repro.cost import CostModel
+from repro.results import Table
+from repro.scheme import exact, jagg
+
+
+def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0) -> Path:
+    """A DanceGRPO table in which a forward takes a second and b is 2; `slower` multiplies JAGG's update."""
+    csv = folder / "speedup.csv"
+    times = torch.linspace(1, 0.1, 20)
+    schemes = [
+        exact(times),
+        jagg(times, 4),
+        arms.build("routed", times, 4, jagg_frac=0.6),
+    ]
+    with Table(csv, COLUMNS, KEY, provenance={}, fresh=True) as table:
+        for round_ in range(7):
+            drift = 1 + 0.1 * round_  # the machine slows down: within a round it cancels
+            for scheme in schemes:
+                counts = CostModel(2.0, 1.0).counts(scheme)
+                price = CostModel(2.0, 1.0).price(counts)
+                table.append(
+                    {
+                        "model": "made-up",
+                        "device": "none",
+                        "dtype": "float32",
+                        **vars(Setting()),
+                        "scheme": scheme.name,
+                        "round": round_,
+                        "samples": 48,
+                        "parts": 1,
+                        "sampling_steps": 21,
+                        "trained_steps": 20,
+                        "rollout_s": 21 * drift,
+                        "decode_s": 0.0,
+                        "reward_s": 0.0,
+                        "update_s": price * drift * (slower if scheme.name != "exact" else 1),
+                        "optimizer_s": 0.0,
+                        "overhead_s": overhead,
+                        "peak_memory": None,
+                        **counts._asdict(),
+                        "backward_calls": 10,
+                        "forward_s": drift,
+                        "backward_factor": 2.0,
+                        "predicted_update_s": price * drift,
+                    }
+                )
+    return csv

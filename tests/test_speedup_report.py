@@ -1,0 +1,69 @@
+"""The wall-clock table read back: savings, how far off the prediction they are, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from speedup_tables import made_up
+
+from experiments import speedup, speedup_report
+from experiments.speedup_report import Cell, Median, cells, median, verdict
+from repro.results import read
+
+
+def cell(found: list[Cell], scheme: str) -> Cell:
+    return next(c for c in found if c.scheme == scheme)
+
+
+def test_the_papers_arithmetic_comes_back(tmp_path: Path) -> None:
+    found = cells(read(made_up(tmp_path)))
+    routed = cell(found, "routed-0.6")
+    assert routed.step.value == pytest.approx(18 / 101)
+    assert routed.predicted_step == pytest.approx(18 / 101)
+    assert routed.step.high - routed.step.low < 1e-9  # paired within rounds
+    jagg_ = cell(found, "jagg-time")
+    assert jagg_.update.value == pytest.approx(1 - 10 / 16)
+    assert jagg_.predicted_update == pytest.approx(1 - 10 / 16)
+    assert jagg_.error == pytest.approx(0, abs=1e-9)
+    assert "within 5 % in 2 of 2 cells" in verdict(found)
+
+
+def test_disagreement_and_overhead_are_told(tmp_path: Path) -> None:
+    found = cells(read(made_up(tmp_path, slower=1.08)))
+    assert cell(found, "jagg-time").error == pytest.approx(0.08)
+    assert "in 0 of 2 cells" in verdict(found)
+    found = cells(read(made_up(tmp_path, overhead=10.0)))
+    assert "in 0 of 0 cells; 2 more, marked *, are dominated by overhead" in verdict(found)
+
+
+def test_how_far_the_clock_errs_is_told(tmp_path: Path) -> None:
+    jagg_ = cell(cells(read(made_up(tmp_path))), "jagg-time")  # 37.5 % are predicted
+    wide, narrow = (jagg_._replace(update=Median(0.5, low, 0.6)) for low in (0.3, 0.4))
+    assert "in 0 of 1 cells; in 1 more the interval has the prediction." in verdict([wide])
+    assert "more the interval" not in verdict([narrow])
+    same = jagg_._replace(predicted_update=0.0, update=Median(-0.03, -0.1, 0.02))
+    assert "exact's very passes, its updates were timed -3 … -3 % shorter" in verdict([same])
+    assert "very passes" not in verdict([jagg_])
+
+
+def test_an_interval_around_nothing_is_not_called_consistent(tmp_path: Path) -> None:
+    routed = cell(cells(read(made_up(tmp_path))), "routed-0.6")
+    assert "consistent with the" in speedup_report.reported_sentence(routed)
+    unsure = routed._replace(step=Median(0.28, -0.06, 0.31))
+    assert "too uncertain to be held against the" in speedup_report.reported_sentence(unsure)
+
+
+def test_medians_and_their_intervals() -> None:
+    assert median([3.0]) == (3, 3, 3)
+    assert median([5.0, 1, 3]) == (3, 1, 5)
+    assert median(range(7)) == (3, 0, 6)  # 1 - 2/2^7 = 98 %; the next ones in would cover 88 %
+    assert median(range(9)) == (4, 1, 7)  # 1 - 2(1 + 9)/2^9 = 96 %
+
+
+def test_reported_stands_beside_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    csv = made_up(tmp_path)
+    speedup_report.show(csv)
+    printed = capsys.readouterr().out
+    assert "17.8 ± 0.0" in printed and "reported" in printed and "step 17.3 … 18.2" in printed
+    assert speedup.plot(csv).stat().st_size > 20_000

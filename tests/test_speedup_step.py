@@ -1,0 +1,60 @@
+"""A timed step: its counts are the cost model's, it leaves the policy alone, its peak memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.speedup_step import PHASES, Setting, Step, peak_memory
+from repro.backbones import synthetic
+from repro.cost import CostModel
+from repro.policy import Policy
+from repro.recipes import preset
+from repro.scheme import exact, jagg
+
+
+def policy(checkpointing: bool = False, lora_rank: int = 0) -> Policy:
+    backbone = synthetic.build("flux-dev", torch.float32, "cpu", 64, reduced=True)
+    return Policy(backbone, checkpointing=checkpointing, lora_rank=lora_rank)
+
+
+@pytest.mark.parametrize("velocities", ["recompute", "rollout"])
+def test_counts_are_the_cost_models_in_every_part(velocities: Any) -> None:
+    setting = Setting(checkpointing=False, batch=2, anchor_chunk=4, velocities=velocities)
+    recipe = replace(preset("dance_grpo"), sampling_steps=5, images=2)
+    step = Step(policy(), None, ["a", "b"], recipe, setting)
+    assert len(step.parts) == 2
+    for scheme in (exact(step.times), jagg(step.times, 4)):
+        timing = step.time(scheme)
+        assert timing.counts == CostModel().counts(scheme, velocities, anchor_chunk=4)
+        assert set(timing.seconds) == set(PHASES)
+
+
+def test_a_step_leaves_the_policy_as_it_was() -> None:
+    learner = policy(checkpointing=True, lora_rank=2)
+    before = [p.detach().clone() for p in learner.backbone.transformer.parameters()]
+    recipe = replace(preset("flow_grpo_fast"), images=2, weight_decay=1e-4)
+    step = Step(learner, None, ["a"], recipe, Setting(algorithm="flow_grpo_fast", batch=2))
+    step.unit()
+    step.overhead(exact(step.times))
+    step.time(exact(step.times))
+    for p, was in zip(learner.backbone.transformer.parameters(), before, strict=True):
+        assert torch.equal(p, was) and p.grad is None
+
+
+def test_a_batch_must_divide_the_samples() -> None:
+    with pytest.raises(ValueError, match="4 samples do not divide into parts of 3"):
+        recipe = replace(preset("dance_grpo"), images=2)
+        Step(policy(), None, ["a", "b"], recipe, Setting(batch=3))
+
+
+def test_peak_memory_sees_what_was_there_for_a_moment() -> None:
+    with peak_memory(torch.device("cpu")) as before:
+        pass
+    with peak_memory(torch.device("cpu")) as found:
+        torch.ones(2**26).sum()  # 256 MiB
+    if found:  # where the system tells
+        assert found[0] - before[0] > 200 * 2**20
