@@ -9,6 +9,8 @@ the cost model predicts for the update from one forward and one backward measure
 Several ranks take each step together, on a sharded transformer and a share of the prompts; rank 0's clock is
 what is written, into a table of their own number.
 
+The updates' laps (`experiments.laps`) have a table of their own, ``speedup-laps.csv``.
+
 The base setting is the paper's: checkpointing on, all weights, W 4, velocities forwarded again in the update.
 The others change one or two things, for the heat map.
 """
@@ -27,6 +29,7 @@ import torch
 from torch import Tensor
 
 from experiments import paper, speedup_report
+from experiments.laps import laps_path
 from experiments.speedup_settings import Arm, Config, Variation, settings
 from experiments.speedup_source import Source, load_source, make_policy
 from experiments.speedup_step import PHASES, Setting, Step, Timing, Unit
@@ -83,6 +86,8 @@ KEY = (
     "scheme",
     "round",
 )
+LAP_COLUMNS: dict[str, type] = {**{name: COLUMNS[name] for name in KEY}, "lap": int, "seconds": float}
+LAP_KEY = (*KEY, "lap")
 
 
 def run(config: Config, ranks: Ranks = ALONE) -> Path:
@@ -109,7 +114,11 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         device=config.device,
         ranks=ranks.size,
     )
-    with SharedTable(ranks, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
+    written = {"provenance": provenance, "fresh": config.fresh}
+    with (
+        SharedTable(ranks, laps_path(csv), LAP_COLUMNS, LAP_KEY, **written) as laps,
+        SharedTable(ranks, csv, COLUMNS, KEY, **written) as table,
+    ):
         missing = [s for s in wanted if not table.has(**_key(s, "exact", config.rounds - 1))]
         steps = {setting: (config.rounds + 1) * len(chosen) for setting, chosen in wanted.items()}
         left = sum(steps[setting] for setting in missing)
@@ -120,10 +129,12 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
                 for setting in group:
                     with _what_fits(config, source, setting, unfit, ranks):
                         policy = policy or make_policy(config, source, *mode, ranks)
-                        table.drop(_rows_of(setting))  # rounds of an interrupted run
-                        for rows in _measure(
+                        for unfinished in (table, laps):
+                            unfinished.drop(_rows_of(setting))
+                        for rows, of_laps in _measure(
                             config, source, policy, setting, wanted[setting], advance, ranks
                         ):
+                            laps.append(*of_laps)
                             table.append(*rows)
                 del policy
                 gc.collect()
@@ -199,8 +210,8 @@ def _measure(
     chosen: list[Arm],
     advance: Any,
     ranks: Ranks,
-) -> Iterator[list[dict[str, Any]]]:
-    """The rows of one setting, round by round, in which its schemes take turns."""
+) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """The rows of one setting, and of its laps, round by round, in which its schemes take turns."""
     recipe = _recipe(config, setting)
     step = Step(policy, source.scorer, source.prompts, recipe, setting, config.seed, config.optimizer, ranks)
     schemes = [_scheme(name, fraction, step.times, setting) for name, fraction in chosen]
@@ -214,14 +225,16 @@ def _measure(
         "trained_steps": len(step.noisy),
     }
     for round_ in range(-1, config.rounds):
-        unit, rows = step.unit(), []
+        unit, rows, laps = step.unit(), [], []
         for scheme in schemes:
             timing, overhead = step.time(scheme), step.overhead(scheme)
             advance(1, note=_note(setting, scheme))
             values = _values(timing, unit, overhead, len(step.parts), setting)
-            rows.append({**common, **_key(setting, scheme.name, round_), **values})
+            key = _key(setting, scheme.name, round_)
+            rows.append({**common, **key, **values})
+            laps += [{**key, "lap": lap, "seconds": seconds} for lap, seconds in enumerate(timing.laps)]
         if round_ >= 0:  # the first warms up
-            yield rows
+            yield rows, laps
 
 
 def _scheme(name: arms.SchemeName, jagg_frac: float, times: Tensor, setting: Setting) -> Scheme:

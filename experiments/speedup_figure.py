@@ -10,7 +10,8 @@ import pandas as pd
 
 from experiments import paper
 from experiments.cells import ALGORITHMS
-from experiments.speedup_report import AGREEMENT, OVERHEAD_LIMIT, REPORTED, Cell, cells, is_base
+from experiments.speedup_cells import AGREEMENT, OVERHEAD_LIMIT, Cell, cells, is_base
+from experiments.speedup_report import REPORTED
 from experiments.speedup_step import PHASES
 from repro.results import read
 
@@ -26,7 +27,7 @@ def draw(csv: Path) -> Path:
     import seaborn as sns
 
     table = read(csv)
-    found = cells(table)
+    found = cells(csv)
     sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
     figure, axes = plt.subplots(2, 3, figsize=(13, 7), constrained_layout=True)
     for axis, algorithm in zip(axes[0], ("dance_grpo", "flow_grpo_fast"), strict=False):
@@ -76,24 +77,28 @@ def _phases(axis: Any, found: list[Cell], algorithm: str) -> None:
 
 
 def _agreement(axis: Any, found: list[Cell]) -> None:
-    """Update time relative to exact: measured against predicted, every cell."""
+    """Update time relative to exact: undisturbed and round by round against predicted, every cell."""
     axis.set(title="update relative to exact", xlabel="predicted by the cost model", ylabel="measured")
+    x = [1 - c.predicted_update for c in found]
+    y = np.array([1 - c.update.value for c in found])
+    spread = [y - [1 - c.update.high for c in found], np.array([1 - c.update.low for c in found]) - y]
+    style = {"fmt": ".", "color": "0.7", "markersize": 3, "linewidth": 0.7}
+    axis.errorbar(x, y, yerr=spread, label="medians over rounds", **style)
     ends = np.array([0.0, 1.15])
     axis.plot(ends, ends, color="0.4", linewidth=1)
     axis.fill_between(ends, ends * (1 - AGREEMENT), ends * (1 + AGREEMENT), color="0.8", label="within 5 %")
-    for clear, label in ((True, "cells"), (False, "dominated by overhead")):
+    for clear, label in ((True, "undisturbed"), (False, "undisturbed, dominated by overhead")):
         some = [c for c in found if (c.overhead <= OVERHEAD_LIMIT) == clear]
         if some:
-            x = [1 - c.predicted_update for c in some]
-            y = np.array([1 - c.update.value for c in some])
-            spread = [y - [1 - c.update.high for c in some], np.array([1 - c.update.low for c in some]) - y]
             style = {} if clear else {"mfc": "none"}
-            axis.errorbar(x, y, yerr=spread, fmt="o", markersize=4, linewidth=0.8, label=label, **style)
+            points = [(1 - c.predicted_update, 1 - c.undisturbed) for c in some]
+            axis.plot(*zip(*points, strict=True), "o", markersize=4, label=label, **style)
     axis.legend(fontsize=6.5)
 
 
 def _heat(axis: Any, found: list[Cell], table: pd.DataFrame, by: tuple[str, str]) -> None:
-    """JAGG's saving of the update over two settings, the others as in the base one; predicted in brackets."""
+    """JAGG's saving of the undisturbed update over two settings, the others as in the base one; predicted in
+    brackets."""
     base = {
         "checkpointing": True,
         "weights": "full",
@@ -118,7 +123,7 @@ def _heat(axis: Any, found: list[Cell], table: pd.DataFrame, by: tuple[str, str]
     values = np.full((len(ys), len(xs)), np.nan)
     for cell in kept:
         y, x = ys.index(cell.of(by[0])), xs.index(cell.of(by[1]))
-        values[y, x] = 100 * cell.update.value
+        values[y, x] = 100 * cell.undisturbed
         mark = "*" if cell.overhead > OVERHEAD_LIMIT else ""
         text = f"{values[y, x]:.1f}{mark}\n({100 * cell.predicted_update:.1f})"
         axis.text(x, y, text, ha="center", va="center", fontsize=7)

@@ -1,42 +1,20 @@
-"""The wall-clock table read back: medians with intervals, the printed comparison, and the figure.
-
-Everything is computed from the CSV alone. Schemes are compared within a round, where they ran one after the
-other: a reduction is the median over rounds of 1 - scheme / exact. Intervals are those of a median, from
-order statistics: the narrowest that covers 95 %, or with fewer than 6 rounds the range.
-"""
+"""The wall-clock table in words: the printed comparison, README's, and what is said of the cost model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from experiments import paper
 from experiments.cells import ALGORITHMS
 from experiments.markdown import table as markdown_table
-from experiments.speedup_step import PHASES
+from experiments.speedup_cells import AGREEMENT, OVERHEAD_LIMIT, Cell, cells, is_base
 from repro.console import print_table
 from repro.results import read
 
-SETTING = (
-    "algorithm",
-    "checkpointing",
-    "weights",
-    "group_size",
-    "batch",
-    "anchor_chunk",
-    "velocities",
-)
-REST = [f"{phase}_s" for phase in PHASES if phase != "update"]
-OVERHEAD_LIMIT = 0.03
-"""A cell whose core takes a larger share of its update than this is marked: its forwards are too short."""
-AGREEMENT = 0.05
-"""How far measured and predicted ratios may be apart."""
 ROUTED = f"routed-{paper.JAGG_FRAC.low:g}"
 PAPER_MODE = (True, "full", "recompute")
 """Checkpointing, weights and velocities, as reported or in the early code."""
@@ -46,120 +24,16 @@ REPORTED = {
 }
 
 
-class Median(NamedTuple):
-    """A median and the ends of its interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def percent(self) -> str:
-        """A share in percent, with the distance to the further end of its interval, such as "17.8 ± 0.6"."""
-        return f"{100 * self.value:.1f} ± {100 * max(self.high - self.value, self.value - self.low):.1f}"
-
-
-def median(values: Sequence[float] | pd.Series) -> Median:
-    """The median of one or more values, with the interval of the module's docstring."""
-    x = np.sort(np.asarray(values, dtype=float))
-    n = len(x)
-    # x[k], x[n-1-k] cover the true median unless at most k of n fall on one side of it.
-    covering = [k for k in range(n // 2) if 1 - 2 * stats.binom.cdf(k, n, 0.5) >= 0.95]
-    k = max(covering, default=0)
-    return Median(float(np.median(x)), float(x[k]), float(x[n - 1 - k]))
-
-
-class Cell(NamedTuple):
-    """One scheme in one setting, against the exact gradient of the same setting.
-
-    Attributes:
-        setting: the values of `SETTING`.
-        scheme: its name.
-        seconds: median of each phase.
-        step, update: shares saved of the whole step and of the update.
-        predicted_step, predicted_update: the same by the cost model, the other phases as measured.
-        backward: b.
-        overhead: share of the core's own work in the update.
-        memory: peak, bytes, nan where unknown.
-    """
-
-    setting: tuple
-    scheme: str
-    seconds: dict[str, float]
-    step: Median
-    update: Median
-    predicted_step: float
-    predicted_update: float
-    backward: float
-    overhead: float
-    memory: float
-
-    @property
-    def error(self) -> float:
-        """Measured over predicted ratio of the updates, minus 1."""
-        return (1 - self.update.value) / (1 - self.predicted_update) - 1
-
-    def of(self, column: str):
-        """The setting's value of a column."""
-        return self.setting[SETTING.index(column)]
-
-    def __str__(self) -> str:
-        words = [f"W {self.of('group_size')}", f"batch {self.of('batch')}"]
-        words += [] if self.of("anchor_chunk") == 2 else [f"chunk {self.of('anchor_chunk')}"]
-        words += ["checkpointing" if self.of("checkpointing") else "no checkpointing"]
-        words += ["LoRA"] if self.of("weights") == "lora" else []
-        words += ["rollout's velocities"] if self.of("velocities") == "rollout" else []
-        return ", ".join(words)
-
-
-def cells(table: pd.DataFrame) -> list[Cell]:
-    """Every setting's schemes in the order of the table, exact first."""
-    found = []
-    for setting, rows in table.groupby(list(SETTING), sort=False):
-        exact = rows[rows.scheme == "exact"].set_index("round")
-        rest_exact = exact[REST].sum(axis=1)
-        for scheme, own in rows.groupby("scheme", sort=False):
-            own = own.set_index("round")
-            rest = own[REST].sum(axis=1)
-            step = (rest + own.update_s) / (rest_exact + exact.update_s)
-            predicted = (rest + own.predicted_update_s) / (rest_exact + exact.predicted_update_s)
-            found.append(
-                Cell(
-                    setting=tuple(setting),
-                    scheme=str(scheme),
-                    seconds={phase: float(own[f"{phase}_s"].median()) for phase in PHASES},
-                    step=median(1 - step),
-                    update=median(1 - own.update_s / exact.update_s),
-                    predicted_step=float((1 - predicted).median()),
-                    predicted_update=float((1 - own.predicted_update_s / exact.predicted_update_s).median()),
-                    backward=float(own.backward_factor.median()),
-                    overhead=max(float((r.overhead_s / r.update_s).median()) for r in (own, exact)),
-                    memory=float(own.peak_memory.median()),
-                )
-            )
-    return found
-
-
-def is_base(cell: Cell, table: pd.DataFrame) -> bool:
-    """Whether the cell has the paper's W and chunks and the largest batch, and so is no cell of a sweep."""
-    return (cell.of("group_size"), cell.of("anchor_chunk"), cell.of("batch")) == (
-        int(paper.GROUP_SIZE.low),
-        2,
-        table.batch.max(),
-    )
-
-
 def verdict(found: list[Cell]) -> str:
     """How well the cost model did, in a few sentences, and how far the clock is to be trusted."""
     compared = [c for c in found if c.scheme != "exact"]
     clear = [c for c in compared if c.overhead <= OVERHEAD_LIMIT]
     close = [c for c in clear if abs(c.error) <= AGREEMENT]
-    covered = [c for c in clear if c not in close and c.update.low <= c.predicted_update <= c.update.high]
     backwards, overheads = [c.backward for c in found], [c.overhead for c in found]
     marked = len(compared) - len(clear)
     parts = [
-        f"Measured and predicted update ratios agree within {100 * AGREEMENT:.0f} % in {len(close)} of "
-        f"{len(clear)} cells"
-        + (f"; in {len(covered)} more the interval has the prediction" if covered else "")
+        "Undisturbed, which is every pass at its fastest of all rounds, measured and predicted update ratios "
+        f"agree within {100 * AGREEMENT:.0f} % in {len(close)} of {len(clear)} cells"
         + (
             f"; {marked} more, marked *, {'is' if marked == 1 else 'are'} dominated by overhead"
             if marked
@@ -167,11 +41,16 @@ def verdict(found: list[Cell]) -> str:
         )
         + "."
     ]
+    if clear:
+        furthest = max(clear, key=lambda c: abs(c.error))
+        parts.append(f"Furthest apart: {100 * furthest.error:+.1f} % ({furthest.scheme}; {furthest}).")
     # Which is pure noise: the same passes, in the same round.
-    if same := [100 * c.update.value for c in compared if c.predicted_update == 0]:
+    if same := [c for c in compared if c.predicted_update == 0]:
+        by_round, quiet = [100 * c.update.value for c in same], [100 * c.undisturbed for c in same]
         parts.append(
-            f"Where a scheme makes exact's very passes, its updates were timed {min(same):+.0f} … "
-            f"{max(same):+.0f} % shorter: so far the clock errs."
+            f"Where a scheme makes exact's very passes, its updates were timed {min(by_round):+.0f} … "
+            f"{max(by_round):+.0f} % shorter round by round, {min(quiet):+.1f} … {max(quiet):+.1f} % "
+            "undisturbed: so far the clock errs."
         )
     parts.append(
         f"b, measured: {min(backwards):.2f} … {max(backwards):.2f}. The core's own work is "
@@ -183,7 +62,7 @@ def verdict(found: list[Cell]) -> str:
 def show(csv: Path) -> None:
     """Print reported beside measured beside predicted, for the settings that are not part of a sweep."""
     table = read(csv)
-    found = cells(table)
+    found = cells(csv)
     first = table.iloc[0]
     for _, group in groupby((c for c in found if is_base(c, table)), key=lambda c: c.setting):
         shown = list(group)
@@ -192,9 +71,9 @@ def show(csv: Path) -> None:
             f"{shown[0]}; {first['device']}, {first['dtype']}",
             (
                 "scheme",
-                "step s",
-                "update s",
+                "step/update s",
                 "% off update",
+                "undisturbed",
                 "predicted",
                 "% off step",
                 "predicted",
@@ -210,16 +89,16 @@ def _row(cell: Cell) -> tuple:
     kind, reported = REPORTED.get((cell.of("algorithm"), cell.scheme), (None, None))
     saved = (
         cell.update.percent(),
+        f"{100 * cell.undisturbed:.1f}",
         f"{100 * cell.predicted_update:.1f}",
         cell.step.percent(),
         f"{100 * cell.predicted_step:.1f}",
     )
     return (
         cell.scheme + ("*" if cell.overhead > OVERHEAD_LIMIT else ""),
-        sum(cell.seconds.values()),
-        cell.seconds["update"],
+        f"{sum(cell.seconds.values()):.3g}/{cell.seconds['update']:.3g}",
         *(saved if cell.scheme != "exact" else ["-"] * len(saved)),
-        f"{kind} {reported.low:g} … {reported.high:g}" if reported else "-",
+        f"{kind} {reported.low:g}…{reported.high:g}" if reported else "-",
         "-" if np.isnan(cell.memory) else f"{cell.memory / 2**30:.2f}",
     )
 
@@ -243,7 +122,7 @@ def _mode(cell: Cell) -> tuple:
 def markdown(csv: Path) -> str:
     """The base settings as Markdown, for README: reported beside measured beside predicted."""
     table = read(csv)
-    found, first = cells(table), table.iloc[0]
+    found, first = cells(csv), table.iloc[0]
     parts = []
     for group in shown(found, table):
         exact = group[0]
@@ -259,7 +138,15 @@ def markdown(csv: Path) -> str:
     return "\n\n".join([*parts, f"Medians of {rounds} rounds, ± their interval. {told}"])
 
 
-MARKDOWN_HEADINGS = ("scheme", "% off the update", "predicted", "% off the step", "predicted", "reported")
+MARKDOWN_HEADINGS = (
+    "scheme",
+    "% off the update",
+    "undisturbed",
+    "predicted",
+    "% off the step",
+    "predicted",
+    "reported",
+)
 
 
 def _markdown_row(cell: Cell) -> tuple[str, ...]:
@@ -267,6 +154,7 @@ def _markdown_row(cell: Cell) -> tuple[str, ...]:
     return (
         cell.scheme + (r"\*" if cell.overhead > OVERHEAD_LIMIT else ""),
         cell.update.percent(),
+        f"{100 * cell.undisturbed:.1f}",
         f"{100 * cell.predicted_update:.1f}",
         cell.step.percent(),
         f"{100 * cell.predicted_step:.1f}",

@@ -10,12 +10,14 @@ the update's own shapes:
     f = seconds of a forward without gradient, per step of a part b = (seconds of a tracked forward and its
     backward - (1 + c) f) / f        c = 1 with checkpointing, else 0
 
-so that its prediction, parts * f * price(counts), is no fit to the times it is held against. What is not the
-network, the core's own work, is measured by putting z * w in the network's place.
+each the fastest of a few, so that its prediction, parts * f * price(counts), is no fit to the times it is
+held against. What is not the network, the core's own work, is measured by putting z * w in the network's
+place.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from experiments.laps import Laps
 from repro.backbones import Conditioning, bind
 from repro.cost import Counts
 from repro.gradient import GradientReport, VelocityFn, accumulate_gradient
@@ -82,12 +85,14 @@ class Timing:
         counts: of the update, for one part.
         backward_calls: likewise.
         peak_memory: bytes during the update: the device's, or this process's on a CPU; None where unknown.
+        laps: seconds of the update's laps (`experiments.laps`).
     """
 
     seconds: dict[str, float]
     counts: Counts
     backward_calls: int
     peak_memory: int | None
+    laps: list[float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,39 +167,47 @@ class Step:
         with clock("rollout"):
             trajectories = [self._sample(part) for part in self.parts]
         advantages = self._advantages(trajectories, clock)
-        with peak_memory(self.policy.device) as memory, clock("update"):
+        laps = Laps(self.policy.device)
+        with peak_memory(self.policy.device) as memory, laps, clock("update"):
             for part, trajectory, gain in zip(self.parts, trajectories, advantages, strict=True):
-                report = self._accumulate(scheme, trajectory, gain, self._velocity(part.conditioning))
+                velocity = laps.watched(self._velocity(part.conditioning))
+                report = self._accumulate(scheme, trajectory, gain, velocity)
         with clock("optimizer"):
             torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.recipe.max_grad_norm)
             if self._optimizer is not None:
                 self._optimizer.step()
             self._drop_gradients()
         seconds = {phase: clock.seconds.get(phase, 0.0) for phase in PHASES}
-        return Timing(seconds, report.counts, report.backward_calls, memory[0] if memory else None)
+        peak = memory[0] if memory else None
+        return Timing(seconds, report.counts, report.backward_calls, peak, laps.seconds)
 
     def unit(self) -> Unit:
-        """Measure f and b on a part's shapes: means over `REPEATS`, taken in turn."""
-        part, m, clock = self.parts[0], self.setting.anchor_chunk, Stopwatch(self.policy.device)
+        """Measure f and b on a part's shapes: the fastest of `REPEATS` each, taken in turn."""
+        part, m = self.parts[0], self.setting.anchor_chunk
         velocity = self._velocity(part.conditioning)
         steps = list(range(min(m, len(self.noisy))))
         latents = part.noise.expand(len(steps), *part.noise.shape)
-        for phase in (
-            "first",
-            *("tracked",) * REPEATS,
-        ):  # an update's backwards add to gradients that are there
-            with clock(phase), torch.enable_grad():
+
+        def forward() -> None:
+            with torch.no_grad():
+                velocity(steps, latents)
+
+        def tracked() -> None:
+            with torch.enable_grad():
                 v = velocity(steps, latents)
                 torch.autograd.backward(v, torch.ones_like(v))
-            del v
-            with clock("forward" if phase == "tracked" else phase), torch.no_grad():
-                velocity(steps, latents)
+
+        tracked()  # an update's backwards add to gradients that are there
+        fastest = {forward: math.inf, tracked: math.inf}
+        for function in (forward, tracked) * REPEATS:
+            clock = Stopwatch(self.policy.device)
+            with clock("once"):
+                function()
+            fastest[function] = min(fastest[function], clock.seconds["once"] / len(steps))
         self._drop_gradients()
-        forward = clock.seconds["forward"] / REPEATS / len(steps)
-        tracked = clock.seconds["tracked"] / REPEATS / len(steps)
         passes = 2 if self.setting.checkpointing else 1
         # A forward that is all overhead can come out dearer than its backward.
-        return Unit(forward, max(0.0, tracked / forward - passes))
+        return Unit(fastest[forward], max(0.0, fastest[tracked] / fastest[forward] - passes))
 
     def overhead(self, scheme: Scheme) -> float:
         """Seconds of an update in which the network is z * w: what the core itself costs."""

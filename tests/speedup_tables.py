@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from experiments.speedup import COLUMNS, KEY
+from experiments.laps import laps_path
+from experiments.speedup import COLUMNS, KEY, LAP_COLUMNS, LAP_KEY
 from experiments.speedup_step import Setting
 from repro import arms
 from repro.cost import CostModel
@@ -14,8 +15,11 @@ from repro.results import Table
 from repro.scheme import exact, jagg
 
 
-def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0) -> Path:
-    """A DanceGRPO table in which a forward takes a second and b is 2; `slower` multiplies JAGG's update."""
+def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0, bursts: bool = False) -> Path:
+    """A DanceGRPO table in which a forward takes a second and b is 2; `slower` multiplies JAGG's update.
+
+    With `bursts`, something else takes 3 seconds of every update.
+    """
     csv = folder / "speedup.csv"
     times = torch.linspace(1, 0.1, 20)
     schemes = [
@@ -23,20 +27,26 @@ def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0) -> Path:
         jagg(times, 4),
         arms.build("routed", times, 4, jagg_frac=0.6),
     ]
-    with Table(csv, COLUMNS, KEY, provenance={}, fresh=True) as table:
+    with (
+        Table(csv, COLUMNS, KEY, provenance={}, fresh=True) as table,
+        Table(laps_path(csv), LAP_COLUMNS, LAP_KEY, provenance={}, fresh=True) as laps,
+    ):
         for round_ in range(7):
             drift = 1 + 0.1 * round_  # the machine slows down: within a round it cancels
             for scheme in schemes:
                 counts = CostModel(2.0, 1.0).counts(scheme)
                 price = CostModel(2.0, 1.0).price(counts)
+                update = price * drift * (slower if scheme.name != "exact" else 1)
+                key = {**vars(Setting()), "scheme": scheme.name, "round": round_}
+                # A burst of something else meets another lap in every round.
+                seconds = [update / 4 + (3.0 if lap == round_ % 4 else 0.0) * bursts for lap in range(4)]
+                laps.append(*({**key, "lap": lap, "seconds": s} for lap, s in enumerate(seconds)))
                 table.append(
                     {
                         "model": "made-up",
                         "device": "none",
                         "dtype": "float32",
-                        **vars(Setting()),
-                        "scheme": scheme.name,
-                        "round": round_,
+                        **key,
                         "samples": 48,
                         "parts": 1,
                         "sampling_steps": 21,
@@ -44,7 +54,7 @@ def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0) -> Path:
                         "rollout_s": 21 * drift,
                         "decode_s": 0.0,
                         "reward_s": 0.0,
-                        "update_s": price * drift * (slower if scheme.name != "exact" else 1),
+                        "update_s": sum(seconds),
                         "optimizer_s": 0.0,
                         "overhead_s": overhead,
                         "peak_memory": None,

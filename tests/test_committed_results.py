@@ -12,12 +12,14 @@ import pytest
 from experiments import ablation, allgather, benchmarks, convergence, cosine, speedup
 from experiments.convergence_data import complete
 from experiments.readme import ROOT
+from experiments.speedup_cells import AGREEMENT, OVERHEAD_LIMIT, cells
 from repro.cost import CostModel, Counts
 from repro.results import Table, provenance_path, read
 
 TABLES = {
     "cosine": (cosine.COLUMNS, cosine.KEY),
     "speedup": (speedup.COLUMNS, speedup.KEY),
+    "speedup-laps": (speedup.LAP_COLUMNS, speedup.LAP_KEY),
     "benchmarks": (benchmarks.COLUMNS, benchmarks.KEY),
     "allgather": (allgather.COLUMNS, allgather.KEY),
     "ablation": (ablation.COLUMNS, ablation.KEY),
@@ -62,6 +64,19 @@ def test_predictions_follow_from_the_unit_and_the_counts(csv: Path) -> None:
         model = CostModel(row.backward_factor, float(row.checkpointing))
         price = model.price(Counts(row.forwards, row.recomputes, row.backwards))
         assert row.predicted_update_s == pytest.approx(row.parts * row.forward_s * price, rel=1e-6)
+
+
+@pytest.mark.parametrize("csv", of("speedup-laps.csv"), ids=folder)
+def test_laps_are_whole_updates(csv: Path) -> None:
+    whole = read(csv.with_name("speedup.csv")).set_index(list(speedup.KEY)).update_s
+    laps = read(csv).groupby(list(speedup.KEY))["seconds"].sum()
+    pd.testing.assert_series_equal(laps.sort_index(), whole.sort_index(), check_names=False, rtol=1e-2)
+
+
+@pytest.mark.parametrize("csv", of("speedup.csv"), ids=folder)
+def test_the_cost_model_holds_where_the_network_is_what_takes_time(csv: Path) -> None:
+    clear = [cell for cell in cells(csv) if cell.overhead <= OVERHEAD_LIMIT]
+    assert clear and max(abs(cell.error) for cell in clear) <= AGREEMENT
 
 
 @pytest.mark.parametrize("csv", of("convergence.csv"), ids=folder)

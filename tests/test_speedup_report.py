@@ -8,8 +8,8 @@ import pytest
 from speedup_tables import made_up
 
 from experiments import speedup, speedup_report
-from experiments.speedup_report import Cell, Median, cells, median, verdict
-from repro.results import read
+from experiments.speedup_cells import Cell, Median, cells, median
+from experiments.speedup_report import verdict
 
 
 def cell(found: list[Cell], scheme: str) -> Cell:
@@ -17,7 +17,7 @@ def cell(found: list[Cell], scheme: str) -> Cell:
 
 
 def test_the_papers_arithmetic_comes_back(tmp_path: Path) -> None:
-    found = cells(read(made_up(tmp_path)))
+    found = cells(made_up(tmp_path))
     routed = cell(found, "routed-0.6")
     assert routed.step.value == pytest.approx(18 / 101)
     assert routed.predicted_step == pytest.approx(18 / 101)
@@ -30,25 +30,32 @@ def test_the_papers_arithmetic_comes_back(tmp_path: Path) -> None:
 
 
 def test_disagreement_and_overhead_are_told(tmp_path: Path) -> None:
-    found = cells(read(made_up(tmp_path, slower=1.08)))
+    found = cells(made_up(tmp_path, slower=1.08))
     assert cell(found, "jagg-time").error == pytest.approx(0.08)
     assert "in 0 of 2 cells" in verdict(found)
-    found = cells(read(made_up(tmp_path, overhead=10.0)))
+    found = cells(made_up(tmp_path, overhead=10.0))
     assert "in 0 of 0 cells; 2 more, marked *, are dominated by overhead" in verdict(found)
 
 
+def test_bursts_of_something_else_do_not_reach_the_undisturbed_update(tmp_path: Path) -> None:
+    jagg_ = cell(cells(made_up(tmp_path, bursts=True)), "jagg-time")
+    predicted = 1 - 10 / 16
+    assert jagg_.update.value < predicted - 0.01  # 3 s more on 10 and on 16
+    # Every lap was disturbed in one of the rounds in which the machine had not yet slowed down.
+    assert jagg_.undisturbed == pytest.approx(predicted, abs=0.01)
+
+
 def test_how_far_the_clock_errs_is_told(tmp_path: Path) -> None:
-    jagg_ = cell(cells(read(made_up(tmp_path))), "jagg-time")  # 37.5 % are predicted
-    wide, narrow = (jagg_._replace(update=Median(0.5, low, 0.6)) for low in (0.3, 0.4))
-    assert "in 0 of 1 cells; in 1 more the interval has the prediction." in verdict([wide])
-    assert "more the interval" not in verdict([narrow])
-    same = jagg_._replace(predicted_update=0.0, update=Median(-0.03, -0.1, 0.02))
-    assert "exact's very passes, its updates were timed -3 … -3 % shorter" in verdict([same])
+    jagg_ = cell(cells(made_up(tmp_path)), "jagg-time")
+    off = jagg_._replace(undisturbed=1 - 1.07 * (1 - jagg_.predicted_update))
+    assert "in 0 of 1 cells. Furthest apart: +7.0 % (jagg-time; W 4, batch 48" in verdict([off])
+    same = jagg_._replace(predicted_update=0.0, update=Median(-0.03, -0.1, 0.02), undisturbed=0.004)
+    assert "timed -3 … -3 % shorter round by round, +0.4 … +0.4 % undisturbed" in verdict([same])
     assert "very passes" not in verdict([jagg_])
 
 
 def test_an_interval_around_nothing_is_not_called_consistent(tmp_path: Path) -> None:
-    routed = cell(cells(read(made_up(tmp_path))), "routed-0.6")
+    routed = cell(cells(made_up(tmp_path)), "routed-0.6")
     assert "consistent with the" in speedup_report.reported_sentence(routed)
     unsure = routed._replace(step=Median(0.28, -0.06, 0.31))
     assert "too uncertain to be held against the" in speedup_report.reported_sentence(unsure)
@@ -65,5 +72,5 @@ def test_reported_stands_beside_measured(tmp_path: Path, capsys: pytest.CaptureF
     csv = made_up(tmp_path)
     speedup_report.show(csv)
     printed = capsys.readouterr().out
-    assert "17.8 ± 0.0" in printed and "reported" in printed and "step 17.3 … 18.2" in printed
+    assert "17.8 ± 0.0" in printed and "reported" in printed and "step 17.3…18.2" in printed
     assert speedup.plot(csv).stat().st_size > 20_000
