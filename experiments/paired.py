@@ -9,6 +9,9 @@ Both methods were run on the same seeds, so what is tested is the mean d of the 
   d <= -margin and d >= margin are rejected at 5 %. A margin that is a share of what a baseline reached is as
   noisy as that, so it is given by seed, and d_i + margin_i and margin_i - d_i are tested against 0: that is
   whether the ratio to the baseline lies within 1 ± share. No difference found is not equality shown.
+
+Two seeds decide nothing, however close they happen to be: an interval of one degree of freedom rests on the
+differences being normal, and no sign-flip test could confirm it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from scipy import stats
 LEVEL = 0.05
 MARGIN = 0.1
 """Share of the exact baseline's rise within which two arms count as equal, set before any run."""
+FEWEST = 3
+"""Seeds that a verdict takes, at least."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """In words: higher, lower, equal within the margin, or undecided."""
+        if self.n < FEWEST:
+            return "undecided"
         differs = abs(self.mean) > self.half
         equal = self.p_equivalence < LEVEL
         if equal:

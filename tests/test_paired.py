@@ -31,6 +31,7 @@ def test_comparison_against_scipy():
         ([0.05, -0.05, 0.01], "undecided"),
         ([0.0, 0.0, 0.0], "equal within the margin"),
         ([0.02], "undecided"),
+        ([0.02, 0.0201], "undecided"),  # two seeds
     ],
 )
 def test_verdicts(values, verdict):

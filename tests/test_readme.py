@@ -33,7 +33,8 @@ def test_links_in_readme_exist() -> None:
 def test_parts_without_tables_name_their_command(tmp_path, monkeypatch):
     monkeypatch.setattr(readme, "ROOT", tmp_path)
     for name, part in readme.PARTS.items():
-        assert part().startswith("No results yet: `.venv/bin/repro run "), name
+        command = "python -m pytest benchmarks" if name == "benchmarks" else "repro run"
+        assert part().startswith(f"No results yet: `.venv/bin/{command} "), name
 
 
 def test_parts_show_what_tables_there_are(tmp_path, monkeypatch):
@@ -53,4 +54,4 @@ def test_parts_show_what_tables_there_are(tmp_path, monkeypatch):
     assert "[Figure](results/tiny-flux-dance_grpo/convergence.png)." in text
     assert "flow_grpo_fast/convergence.png" not in text  # none was drawn
     assert "0.3 (early code)" in text and "routed-0.6 takes" in text
-    assert text.count("No results yet") == 3  # cosine, ablation, allgather
+    assert text.count("No results yet") == 4  # cosine, ablation, allgather, benchmarks
