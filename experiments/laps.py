@@ -22,6 +22,8 @@ from repro.gradient import VelocityFn
 
 MOST = 16
 """Laps of an update, at most: where there are more calls, neighbours count as one."""
+ENOUGH = 2.0
+"""Seconds: a shorter update is repeated within its round until it has run as long, so as to meet quiet."""
 
 
 class Laps:

@@ -86,8 +86,13 @@ KEY = (
     "scheme",
     "round",
 )
-LAP_COLUMNS: dict[str, type] = {**{name: COLUMNS[name] for name in KEY}, "lap": int, "seconds": float}
-LAP_KEY = (*KEY, "lap")
+LAP_COLUMNS: dict[str, type] = {
+    **{name: COLUMNS[name] for name in KEY},
+    "repetition": int,
+    "lap": int,
+    "seconds": float,
+}
+LAP_KEY = (*KEY, "repetition", "lap")
 
 
 def run(config: Config, ranks: Ranks = ALONE) -> Path:
@@ -232,7 +237,11 @@ def _measure(
             values = _values(timing, unit, overhead, len(step.parts), setting)
             key = _key(setting, scheme.name, round_)
             rows.append({**common, **key, **values})
-            laps += [{**key, "lap": lap, "seconds": seconds} for lap, seconds in enumerate(timing.laps)]
+            laps += [
+                {**key, "repetition": repetition, "lap": lap, "seconds": seconds}
+                for repetition, of_update in enumerate(timing.laps)
+                for lap, seconds in enumerate(of_update)
+            ]
         if round_ >= 0:  # the first warms up
             yield rows, laps
 

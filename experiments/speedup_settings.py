@@ -38,7 +38,8 @@ class Config:
     algorithms: tuple[Algorithm, ...] = ("dance_grpo", "flow_grpo_fast")
     """training recipes; the sweeps over W, jagg_frac and batch are dance_grpo's"""
     schemes: tuple[arms.SchemeName, ...] = ("jagg", "routed", "endpoints-own", "subset")
-    """what is timed against exact in the base setting; the others take exact, jagg and routed"""
+    """what is timed against exact in the base setting; the others take exact, jagg and routed, the sweeps
+    over W and batch exact and jagg"""
     rounds: int = 7
     """steps of each scheme in each setting, after one that is dropped"""
     prompts: int = 4
@@ -105,7 +106,7 @@ def settings(config: Config, ranks: int = 1) -> dict[Setting, list[Arm]]:
                 add(replace(base, weights="lora"), plain)
             elif algorithm == "dance_grpo":
                 for setting, schemes in _sweep(base, variation, samples):
-                    add(setting, schemes or plain)
+                    add(setting, schemes)
     # The paper's mode comes first: it is what fits where memory is scarce.
     order = sorted(chosen, key=lambda s: (s.weights, not s.checkpointing, s))
     return {setting: chosen[setting] for setting in order}
@@ -117,14 +118,15 @@ def _arm(name: arms.SchemeName, jagg_frac: float = paper.JAGG_FRAC.low) -> Arm:
 
 def _sweep(base: Setting, variation: Variation, samples: int) -> Iterator[tuple[Setting, list[Arm]]]:
     """One axis of the heat map, crossed with another."""
+    pair = [_arm("exact"), _arm("jagg")]
     for checkpointing in (True, False):
         setting = replace(base, checkpointing=checkpointing)
         if variation == "group-size":
             for size in (2, 4, 5, 10):
-                yield replace(setting, group_size=size), []
+                yield replace(setting, group_size=size), pair
         elif variation == "jagg-frac":
             yield setting, [_arm("exact"), *(_arm("routed", fifths / 5) for fifths in range(6))]
     if variation == "batch":
         for batch in dict.fromkeys(samples // parts for parts in (1, 4, 12) if samples % parts == 0):
             for chunk in (1, 2, 4):
-                yield replace(base, batch=batch, anchor_chunk=chunk), []
+                yield replace(base, batch=batch, anchor_chunk=chunk), pair

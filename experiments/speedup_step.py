@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from experiments.laps import Laps
+from experiments.laps import ENOUGH, Laps
 from repro.backbones import Conditioning, bind
 from repro.cost import Counts
 from repro.gradient import GradientReport, VelocityFn, accumulate_gradient
@@ -85,14 +85,15 @@ class Timing:
         counts: of the update, for one part.
         backward_calls: likewise.
         peak_memory: bytes during the update: the device's, or this process's on a CPU; None where unknown.
-        laps: seconds of the update's laps (`experiments.laps`).
+        laps: seconds of the update's laps (`experiments.laps`), and of those of its repetitions, which count
+            towards no phase.
     """
 
     seconds: dict[str, float]
     counts: Counts
     backward_calls: int
     peak_memory: int | None
-    laps: list[float]
+    laps: list[list[float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,10 +169,20 @@ class Step:
             trajectories = [self._sample(part) for part in self.parts]
         advantages = self._advantages(trajectories, clock)
         laps = Laps(self.policy.device)
-        with peak_memory(self.policy.device) as memory, laps, clock("update"):
+
+        def update() -> GradientReport:
             for part, trajectory, gain in zip(self.parts, trajectories, advantages, strict=True):
                 velocity = laps.watched(self._velocity(part.conditioning))
                 report = self._accumulate(scheme, trajectory, gain, velocity)
+            return report
+
+        with peak_memory(self.policy.device) as memory, laps, clock("update"):
+            report = update()
+        of_laps = [laps.seconds]
+        while sum(map(sum, of_laps)) < ENOUGH:
+            with laps, clock("repetition"):
+                update()
+            of_laps.append(laps.seconds)
         with clock("optimizer"):
             torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.recipe.max_grad_norm)
             if self._optimizer is not None:
@@ -179,7 +190,7 @@ class Step:
             self._drop_gradients()
         seconds = {phase: clock.seconds.get(phase, 0.0) for phase in PHASES}
         peak = memory[0] if memory else None
-        return Timing(seconds, report.counts, report.backward_calls, peak, laps.seconds)
+        return Timing(seconds, report.counts, report.backward_calls, peak, of_laps)
 
     def unit(self) -> Unit:
         """Measure f and b on a part's shapes: the fastest of `REPEATS` each, taken in turn."""

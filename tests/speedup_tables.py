@@ -40,7 +40,9 @@ def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0, bursts: bo
                 key = {**vars(Setting()), "scheme": scheme.name, "round": round_}
                 # A burst of something else meets another lap in every round.
                 seconds = [update / 4 + (3.0 if lap == round_ % 4 else 0.0) * bursts for lap in range(4)]
-                laps.append(*({**key, "lap": lap, "seconds": s} for lap, s in enumerate(seconds)))
+                laps.append(
+                    *({**key, "repetition": 0, "lap": lap, "seconds": s} for lap, s in enumerate(seconds))
+                )
                 table.append(
                     {
                         "model": "made-up",

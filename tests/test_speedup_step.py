@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.laps import ENOUGH
 from experiments.speedup_step import PHASES, Setting, Step, peak_memory
 from repro.backbones import synthetic
 from repro.cost import CostModel
@@ -31,6 +32,9 @@ def test_counts_are_the_cost_models_in_every_part(velocities: Any) -> None:
         timing = step.time(scheme)
         assert timing.counts == CostModel().counts(scheme, velocities, anchor_chunk=4)
         assert set(timing.seconds) == set(PHASES)
+        assert sum(timing.laps[0]) == pytest.approx(timing.seconds["update"], rel=1e-2)
+        whole = [sum(of_update) for of_update in timing.laps]  # repeated until it took long enough
+        assert sum(whole) >= ENOUGH > sum(whole[:-1])
 
 
 def test_a_step_leaves_the_policy_as_it_was() -> None:
