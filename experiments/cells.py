@@ -8,6 +8,8 @@ The sweep that shows noise level, learning rate and start beside others, recorde
 
     repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 0.333 1 3 --seeds 1 \
         --out results/sweep
+    repro run convergence --arms exact --settings sparse --lr-factors 0.25 0.5 1 --seeds 1 \
+        --out results/sweep
     repro run convergence --arms exact --seeds 1 --start-noise 0 \
         --out results/sweep/own-start
 """

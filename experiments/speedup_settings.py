@@ -127,6 +127,6 @@ def _sweep(base: Setting, variation: Variation, samples: int) -> Iterator[tuple[
         elif variation == "jagg-frac":
             yield setting, [_arm("exact"), *(_arm("routed", fifths / 5) for fifths in range(6))]
     if variation == "batch":
-        for batch in dict.fromkeys(samples // parts for parts in (1, 4, 12) if samples % parts == 0):
+        for batch in dict.fromkeys(samples // parts for parts in (1, 2, 4) if samples % parts == 0):
             for chunk in (1, 2, 4):
                 yield replace(base, batch=batch, anchor_chunk=chunk), pair

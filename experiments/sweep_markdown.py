@@ -61,10 +61,11 @@ def markdown(csv: Path) -> str:
 
 
 def _sentences(outcomes: pd.DataFrame, eta: float) -> list[str]:
-    """Whether each noise level learns, at its best learning rate of those tried."""
+    """Whether each noise level and regime learns, at its best learning rate of those tried."""
     names: dict[SettingName, str] = {
         "paper-eta": f"The early code's eta {paper.ETA.low:g}",
         "comfortable": f"Our eta {eta:g}",
+        "sparse": "Few images per update",
     }
     return [
         _learns(name, outcomes[outcomes.setting == setting])
