@@ -162,7 +162,7 @@ def test_every_row_of_the_full_table_has_a_key_of_its_own() -> None:
     assert {s.group_size for s in wanted} == {2, 4, 5, 10}
     assert {s.anchor_chunk for s in wanted} == {1, 2, 4}
     assert {s.weights for s in wanted} == {"full", "lora"}
-    assert {s.batch for s in wanted} == {4, 12, 48}
+    assert {s.batch for s in wanted} == {12, 24, 48}
     modes = [(s.weights, s.checkpointing) for s in wanted]
     runs = [mode for mode, before in zip(modes, [None, *modes], strict=False) if mode != before]
     assert len(runs) == len(set(modes)), "one policy after the other"
