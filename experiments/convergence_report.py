@@ -167,12 +167,12 @@ def plot(csv: Path) -> Path:
         reward = here[here.metric == REWARD]
         factor = here.lr_factor.iloc[0]
         title = SETTINGS[setting].label + ("" if factor == 1 else f", learning rate ×{factor:g}")
-        _curves(row[0], _with_x(reward, spending, "step"))
+        _curves(row[0], curve_points(reward, spending, "step"))
         row[0].set(xlabel="training step", ylabel="reward, evaluation prompts", title=title)
-        _curves(row[1], _with_x(reward, spending, "seconds"))
+        _curves(row[1], curve_points(reward, spending, "seconds"))
         row[1].set(xlabel="seconds of training (mean over seeds)", title="the same against wall-clock")
         _others(row[2], here)
-        _curves(row[3], _with_x(here[here.metric == DIVERSITY], spending, "step"))
+        _curves(row[3], curve_points(here[here.metric == DIVERSITY], spending, "step"))
         row[3].set(xlabel="training step", title="diversity within a prompt (1 - cosine)")
     # One legend for all panels, outside them: ten arms would cover the curves.
     lines = {line.get_label(): line for axis in axes[:, 0] for line in axis.lines}
@@ -180,7 +180,8 @@ def plot(csv: Path) -> Path:
     figure.legend([lines[o] for o in order], order, loc="outside lower center", ncols=5, fontsize=8)
     model, algorithm = table.model.iloc[0], table.algorithm.iloc[0]
     figure.suptitle(
-        f"{model}, {ALGORITHMS[algorithm]}, measured here; bands are 95 % intervals over seeds.\n"
+        f"{model}, {ALGORITHMS[algorithm]}, measured here; bands are 95 % intervals over seeds. Arms of "
+        "fewer seeds are placed by their difference from exact on these.\n"
         f"Paper, JAGG against exact: {paper.QUALITY}",
         fontsize=11,
     )
@@ -193,13 +194,21 @@ def plot(csv: Path) -> Path:
     return target
 
 
-def _with_x(here: pd.DataFrame, spending: pd.DataFrame, x: str) -> pd.DataFrame:
-    """Arm, step, x and the seeds' mean and half interval; x is averaged over an arm's seeds."""
+def curve_points(here: pd.DataFrame, spending: pd.DataFrame, x: str) -> pd.DataFrame:
+    """Arm, step, x and the seeds' mean and half interval; x is averaged over an arm's seeds.
+
+    An arm of fewer seeds than the baseline's is put where its difference from the baseline on these would be
+    if all seeds had it: seeds differ more than arms do.
+    """
+    baseline = here[here.arm == BASELINE].set_index(["step", "seed"])["value"]
     if x != "step":
         here = here.merge(at_steps(spending, here.step.unique()), on=[*RUN, "step"])
     rows = []
     for (arm, step), points in here.groupby(["arm", "step"]):
         mean, half = mean_and_half(points.value)
+        same = [(step, seed) for seed in points.seed]
+        if len(same) < len(baseline.get(step, [])) and set(same) <= set(baseline.index):
+            mean += baseline[step].mean() - baseline[same].mean()
         rows.append((arm, points[x].mean() if x != "step" else step, mean, half))
     return pd.DataFrame(rows, columns=["arm", "x", "mean", "half"])
 
@@ -249,11 +258,11 @@ def _plot_samples(csv: Path, table: pd.DataFrame, plt) -> None:
         strips += [(what.label, path) for path in after[:1]]
     if len(strips) < 2:
         return
-    figure, axes = plt.subplots(len(strips), 1, figsize=(8, 1.15 * len(strips)), constrained_layout=True)
+    figure, axes = plt.subplots(len(strips), 1, figsize=(8, 0.85 * len(strips)), constrained_layout=True)
     for axis, (name, path) in zip(axes, strips, strict=True):
         axis.imshow(plt.imread(path))
         axis.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
-    figure.savefig(csv.with_name("convergence-samples.png"), dpi=150, metadata={"Software": None})
+    figure.savefig(csv.with_name("convergence-samples.png"), dpi=100, metadata={"Software": None})
     plt.close(figure)

@@ -7,7 +7,7 @@ from training_tables import fake, rises, swept, write_tables
 
 from experiments import convergence, convergence_data, convergence_markdown, convergence_rates
 from experiments.convergence_data import runs
-from experiments.convergence_report import hacking_sentence, learning_sentence
+from experiments.convergence_report import curve_points, hacking_sentence, learning_sentence
 
 
 def test_the_learning_sentence_keeps_to_its_bar():
@@ -42,3 +42,16 @@ def test_a_table_of_one_arm_and_several_rates_is_drawn(tmp_path):
     one = write_tables(fake({("exact", 3.0): [0.4], ("exact", 9.0): [0.5]}, "paper-eta"), tmp_path / "one")
     assert convergence.plot(one).stat().st_size > 10_000
     assert one.with_name("convergence-rates.png").stat().st_size > 10_000
+
+
+def test_an_arm_of_fewer_seeds_is_placed_by_its_difference_from_exact():
+    rows = [
+        {"arm": arm, "step": step, "seed": seed, "value": step * (seed + 1) + shift}
+        for arm, seeds, shift in (("exact", 4, 0.0), ("routed", 2, 0.25), ("jagg", 4, 0.5))
+        for step in (0, 4)
+        for seed in range(seeds)
+    ]
+    points = curve_points(pd.DataFrame(rows), pd.DataFrame(), "step").set_index(["arm", "x"])["mean"]
+    assert points["exact", 4] == 4 * 2.5
+    assert points["jagg", 4] == 4 * 2.5 + 0.5
+    assert points["routed", 4] == 4 * 2.5 + 0.25  # its own seeds' mean is 4 * 1.5 + 0.25
