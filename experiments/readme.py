@@ -17,6 +17,7 @@ from experiments import (
     convergence_markdown,
     cosine_report,
     speedup_report,
+    summary,
     sweep_markdown,
 )
 from experiments.cells import ALGORITHMS
@@ -26,6 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "results"
 TRAINED = [f"{model}-{algorithm}" for model in zoo.MODELS for algorithm in ALGORITHMS]
 """Folders of training runs, in the order that they are shown in."""
+
+
+def _summary() -> str:
+    return summary.markdown(ROOT / RESULTS)
 
 
 def _cosine() -> str:
@@ -100,6 +105,7 @@ def _tables(
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "summary": _summary,
     "cosine": _cosine,
     "convergence": _convergence,
     "sweep": _sweep,

@@ -109,13 +109,14 @@ def shown(found: list[Cell], table: pd.DataFrame) -> list[list[Cell]]:
     for algorithm in ALGORITHMS:
         base = [c for c in found if is_base(c, table) and c.of("algorithm") == algorithm]
         modes = [list(group) for _, group in groupby(base, key=lambda c: c.setting)]
-        paper_first = sorted(modes, key=lambda cells: _mode(cells[0]) != PAPER_MODE)
+        paper_first = sorted(modes, key=lambda cells: mode(cells[0]) != PAPER_MODE)
         for cells_ in paper_first[:1]:
             kept.append([c for c in cells_ if not c.scheme.startswith("routed") or c.scheme == ROUTED])
     return kept
 
 
-def _mode(cell: Cell) -> tuple:
+def mode(cell: Cell) -> tuple:
+    """Checkpointing, weights and velocities."""
     return tuple(cell.of(column) for column in ("checkpointing", "weights", "velocities"))
 
 

@@ -33,6 +33,8 @@ def test_links_in_readme_exist() -> None:
 def test_parts_without_tables_name_their_command(tmp_path, monkeypatch):
     monkeypatch.setattr(readme, "ROOT", tmp_path)
     for name, part in readme.PARTS.items():
+        if name == "summary":  # has a row for each result
+            continue
         command = "python -m pytest benchmarks" if name == "benchmarks" else "repro run"
         assert part().startswith(f"No results yet: `.venv/bin/{command} "), name
 

@@ -1,0 +1,126 @@
+"""Every reported result beside what was measured here, a row each: README's first table.
+
+The numbers are those of the sections below it, from the same CSVs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from experiments import paper
+from experiments.ablation_report import OUTCOME
+from experiments.cells import ALGORITHMS, ARMS
+from experiments.cosine_report import JAGG, batch_estimate
+from experiments.evaluation import REWARD
+from experiments.markdown import signed, table
+from experiments.speedup_cells import Cell, cells
+from experiments.speedup_report import PAPER_MODE, ROUTED, mode
+from repro import zoo
+from repro.results import read
+
+Measured = Callable[[Path, str], str]
+"""What was measured on a model, from the folder of results; "-" where it was not."""
+
+
+def markdown(results: Path) -> str:
+    """The table, models side by side.
+
+    Args:
+        results: the folder that holds a folder for each model.
+    """
+    headings = ("", "reported, of FLUX and Qwen-Image", *zoo.MODELS)
+    return table(
+        headings,
+        [
+            (what, reported, *(measured(results, model) for model in zoo.MODELS))
+            for what, reported, measured in ROWS
+        ],
+    )
+
+
+def _step(results: Path, model: str) -> str:
+    cell = _cell(results / model / "speedup.csv", "dance_grpo", ROUTED)
+    return "-" if cell is None else f"{cell.step.percent()} % (cost model: {100 * cell.predicted_step:.1f})"
+
+
+def _update(results: Path, model: str) -> str:
+    cell = _cell(results / model / "speedup.csv", "flow_grpo_fast", "jagg-time")
+    return (
+        "-" if cell is None else f"{cell.update.percent()} % (cost model: {100 * cell.predicted_update:.1f})"
+    )
+
+
+def _cell(csv: Path, algorithm: str, scheme: str) -> Cell | None:
+    """In the paper's mode, at the largest batch."""
+    if not csv.exists():
+        return None
+    found = [
+        c
+        for c in cells(csv)
+        if (c.of("algorithm"), c.scheme, mode(c)) == (algorithm, scheme, PAPER_MODE)
+        and (c.of("group_size"), c.of("anchor_chunk")) == (int(paper.GROUP_SIZE.low), 2)
+    ]
+    return max(found, key=lambda c: c.of("batch"), default=None)
+
+
+def _reward(algorithm: str) -> Measured:
+    return lambda results, model: _contrasts(results / f"{model}-{algorithm}", "jagg", "exact")
+
+
+def _endpoints(results: Path, model: str) -> str:
+    return _contrasts(results / f"{model}-dance_grpo", "endpoints", "jagg")
+
+
+def _contrasts(folder: Path, first: str, second: str) -> str:
+    """Of arms whose names begin with `first`, over the run, in the comfortable setting."""
+    csv = folder / "ablation.csv"
+    if not csv.exists():
+        return "-"
+    rows = read(csv)
+    rows = rows[(rows.metric == REWARD) & (rows.outcome == OUTCOME) & (rows.rates == "same")]
+    rows = rows[(rows.setting == "comfortable") & (rows["second"] == second)]
+    rows = rows[rows["first"].str.startswith(first)]
+    named = len(rows) > 1
+    return "; ".join(_contrast(row, named) for _, row in rows.iterrows()) or "-"
+
+
+def _contrast(row: pd.Series, named: bool) -> str:
+    label = ARMS[row["first"]].label.removeprefix("endpoints: ") + ": " if named else ""
+    return f"{label}{signed(row.difference, row.half_interval)}, {row.verdict} ({row.seeds} seeds)"
+
+
+def _cosine(results: Path, model: str) -> str:
+    csv = results / model / "cosine.csv"
+    if not csv.exists():
+        return "-"
+    base = read(csv)[lambda rows: (rows.setting == "base") & (rows.scheme == JAGG)]
+    return ", ".join(f"{batch_estimate(at, 'cosine').value:.4f}" for _, at in base.groupby("group"))
+
+
+ROWS: tuple[tuple[str, str, Measured], ...] = (
+    (
+        f"time off a DanceGRPO step, JAGG on {paper.JAGG_FRAC.low:g} of the groups",
+        f"{paper.STEP_REDUCTION.low:g} … {paper.STEP_REDUCTION.high:g} %",
+        _step,
+    ),
+    (
+        "time off Flow-GRPO-Fast's update",
+        f"{paper.UPDATE_REDUCTION_FAST.low:g} … {paper.UPDATE_REDUCTION_FAST.high:g} %",
+        _update,
+    ),
+    *(
+        (f"reward, JAGG minus exact, {name}", paper.QUALITY.text, _reward(a))
+        for a, name in ALGORITHMS.items()
+    ),
+    ("reward, endpoints without interpolation minus JAGG, DanceGRPO", paper.ABLATION.text, _endpoints),
+    (
+        "cosine with the exact gradient, groups 0 … 4",
+        f"{paper.COSINE_EARLY_GROUPS.low:g} … {paper.COSINE_EARLY_GROUPS.high:g} in groups 0 … 2; "
+        f"{paper.COSINE_TREND.text}",
+        _cosine,
+    ),
+)
+"""What was reported, in which words or numbers, and where ours is."""
