@@ -91,6 +91,7 @@ LAP_COLUMNS: dict[str, type] = {
     "repetition": int,
     "lap": int,
     "seconds": float,
+    "forward_s": float,
 }
 LAP_KEY = (*KEY, "repetition", "lap")
 
@@ -124,7 +125,10 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         SharedTable(ranks, laps_path(csv), LAP_COLUMNS, LAP_KEY, **written) as laps,
         SharedTable(ranks, csv, COLUMNS, KEY, **written) as table,
     ):
-        missing = [s for s in wanted if not table.has(**_key(s, "exact", config.rounds - 1))]
+        last = {setting: _key(setting, "exact", config.rounds - 1) for setting in wanted}
+        missing = [
+            s for s, key in last.items() if not (table.has(**key) and laps.has(**key, repetition=0, lap=0))
+        ]
         steps = {setting: (config.rounds + 1) * len(chosen) for setting, chosen in wanted.items()}
         left = sum(steps[setting] for setting in missing)
         unfit: list[Setting] = []
@@ -232,15 +236,21 @@ def _measure(
     for round_ in range(-1, config.rounds):
         unit, rows, laps = step.unit(), [], []
         for scheme in schemes:
-            timing, overhead = step.time(scheme), step.overhead(scheme)
+            timing, overhead = step.time(scheme, repeat=round_ >= 0), step.overhead(scheme)
             advance(1, note=_note(setting, scheme))
             values = _values(timing, unit, overhead, len(step.parts), setting)
             key = _key(setting, scheme.name, round_)
             rows.append({**common, **key, **values})
             laps += [
-                {**key, "repetition": repetition, "lap": lap, "seconds": seconds}
+                {
+                    **key,
+                    "repetition": repetition,
+                    "lap": number,
+                    "seconds": lap.seconds,
+                    "forward_s": lap.forward,
+                }
                 for repetition, of_update in enumerate(timing.laps)
-                for lap, seconds in enumerate(of_update)
+                for number, lap in enumerate(of_update)
             ]
         if round_ >= 0:  # the first warms up
             yield rows, laps

@@ -1,9 +1,9 @@
 """The wall-clock table read back: every scheme against the exact gradient of the same setting.
 
-Two ways: round by round, where the two ran one after the other, as the median over rounds of 1 - scheme /
-exact; and undisturbed (`experiments.laps`), which is what the cost model is held against, as it knows nothing
-of what else a machine does. A median's interval is from order statistics: the narrowest that covers 95 %, or
-with fewer than 6 rounds the range.
+Two ways: in seconds, round by round, where the two ran one after the other, as the median over rounds of 1 -
+scheme / exact; and in forwards timed beside every lap (`experiments.laps`), which is what the cost model is
+held against, as it knows nothing of a machine whose speed changes. A median's interval is from order
+statistics: the narrowest that covers 95 %, or with fewer than 6 rounds the range.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from experiments import paper
-from experiments.laps import laps_path, undisturbed
+from experiments.laps import laps_path, prices
 from experiments.speedup_step import PHASES
 from repro.cost import CostModel, Counts
 from repro.results import read
@@ -68,7 +68,7 @@ class Cell(NamedTuple):
         scheme: its name.
         seconds: median of each phase.
         step, update: shares saved of the whole step and of the update, round by round.
-        undisturbed: share saved of the undisturbed update.
+        priced: share saved of the update's price in forwards, likewise.
         predicted_step, predicted_update: the same by the cost model, the other phases as measured.
         backward: b.
         overhead: share of the core's own work in the update.
@@ -80,7 +80,7 @@ class Cell(NamedTuple):
     seconds: dict[str, float]
     step: Median
     update: Median
-    undisturbed: float
+    priced: Median
     predicted_step: float
     predicted_update: float
     backward: float
@@ -89,8 +89,8 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Undisturbed over predicted ratio of the updates, minus 1."""
-        return (1 - self.undisturbed) / (1 - self.predicted_update) - 1
+        """Priced over predicted ratio of the updates, minus 1."""
+        return (1 - self.priced.value) / (1 - self.predicted_update) - 1
 
     def of(self, column: str):
         """The setting's value of a column."""
@@ -106,9 +106,15 @@ class Cell(NamedTuple):
 
 
 def cells(csv: Path) -> list[Cell]:
-    """Every setting's schemes in the order of the table, exact first."""
+    """Every setting's schemes in the order of the table, exact first.
+
+    Raises:
+        ValueError: a table without its laps.
+    """
     table = read(csv)
-    quiet = undisturbed(read(laps_path(csv)), [*SETTING, "scheme"])
+    if not laps_path(csv).exists():
+        raise ValueError(f"{csv} has no {laps_path(csv).name} beside it: measure both anew with --fresh")
+    price = prices(read(laps_path(csv)), [*SETTING, "scheme"])
     found = []
     for setting, rows in table.groupby(list(SETTING), sort=False):
         exact = rows[rows.scheme == "exact"].set_index("round")
@@ -118,7 +124,9 @@ def cells(csv: Path) -> list[Cell]:
             own = own.set_index("round")
             rest = own[REST].sum(axis=1)
             step = (rest + own.update_s) / (rest_exact + exact.update_s)
-            predicted = (rest + own.predicted_update_s) / (rest_exact + exact.predicted_update_s)
+            own_price, exact_price = _price(model, own), _price(model, exact)
+            unit = exact.parts * exact.forward_s
+            predicted = (rest + own_price * unit) / (rest_exact + exact_price * unit)
             found.append(
                 Cell(
                     setting=tuple(setting),
@@ -126,9 +134,9 @@ def cells(csv: Path) -> list[Cell]:
                     seconds={phase: float(own[f"{phase}_s"].median()) for phase in PHASES},
                     step=median(1 - step),
                     update=median(1 - own.update_s / exact.update_s),
-                    undisturbed=float(1 - quiet[(*setting, scheme)] / quiet[(*setting, "exact")]),
+                    priced=median(1 - price[(*setting, scheme)] / price[(*setting, "exact")]),
                     predicted_step=float((1 - predicted).median()),
-                    predicted_update=1 - _price(model, own) / _price(model, exact),
+                    predicted_update=1 - own_price / exact_price,
                     backward=model.backward,
                     overhead=max(float((r.overhead_s / r.update_s).median()) for r in (own, exact)),
                     memory=float(own.peak_memory.median()),
@@ -138,11 +146,8 @@ def cells(csv: Path) -> list[Cell]:
 
 
 def _cost_model(rows: pd.DataFrame) -> CostModel:
-    """Of one setting's rows: b from the fastest forward and the fastest tracked pass of all rounds."""
-    passes = 1 + rows.checkpointing.iloc[0]
-    forward = rows.forward_s.min()
-    tracked = (rows.forward_s * (rows.backward_factor + passes)).min()
-    return CostModel(float(max(0.0, tracked / forward - passes)), float(passes - 1))
+    """Of one setting's rows."""
+    return CostModel(float(rows.backward_factor.median()), float(rows.checkpointing.iloc[0]))
 
 
 def _price(model: CostModel, rows: pd.DataFrame) -> float:

@@ -77,28 +77,27 @@ def _phases(axis: Any, found: list[Cell], algorithm: str) -> None:
 
 
 def _agreement(axis: Any, found: list[Cell]) -> None:
-    """Update time relative to exact: undisturbed and round by round against predicted, every cell."""
+    """Update time relative to exact: in forwards and in seconds against predicted, every cell."""
     axis.set(title="update relative to exact", xlabel="predicted by the cost model", ylabel="measured")
     x = [1 - c.predicted_update for c in found]
     y = np.array([1 - c.update.value for c in found])
     spread = [y - [1 - c.update.high for c in found], np.array([1 - c.update.low for c in found]) - y]
     style = {"fmt": ".", "color": "0.7", "markersize": 3, "linewidth": 0.7}
-    axis.errorbar(x, y, yerr=spread, label="medians over rounds", **style)
+    axis.errorbar(x, y, yerr=spread, label="in seconds", **style)
     ends = np.array([0.0, 1.15])
     axis.plot(ends, ends, color="0.4", linewidth=1)
     axis.fill_between(ends, ends * (1 - AGREEMENT), ends * (1 + AGREEMENT), color="0.8", label="within 5 %")
-    for clear, label in ((True, "undisturbed"), (False, "undisturbed, dominated by overhead")):
+    for clear, label in ((True, "in forwards"), (False, "in forwards, dominated by overhead")):
         some = [c for c in found if (c.overhead <= OVERHEAD_LIMIT) == clear]
         if some:
             style = {} if clear else {"mfc": "none"}
-            points = [(1 - c.predicted_update, 1 - c.undisturbed) for c in some]
+            points = [(1 - c.predicted_update, 1 - c.priced.value) for c in some]
             axis.plot(*zip(*points, strict=True), "o", markersize=4, label=label, **style)
     axis.legend(fontsize=6.5)
 
 
 def _heat(axis: Any, found: list[Cell], table: pd.DataFrame, by: tuple[str, str]) -> None:
-    """JAGG's saving of the undisturbed update over two settings, the others as in the base one; predicted in
-    brackets."""
+    """JAGG's saving in forwards over two settings, the others as in the base one; predicted in brackets."""
     base = {
         "checkpointing": True,
         "weights": "full",
@@ -123,7 +122,7 @@ def _heat(axis: Any, found: list[Cell], table: pd.DataFrame, by: tuple[str, str]
     values = np.full((len(ys), len(xs)), np.nan)
     for cell in kept:
         y, x = ys.index(cell.of(by[0])), xs.index(cell.of(by[1]))
-        values[y, x] = 100 * cell.undisturbed
+        values[y, x] = 100 * cell.priced.value
         mark = "*" if cell.overhead > OVERHEAD_LIMIT else ""
         text = f"{values[y, x]:.1f}{mark}\n({100 * cell.predicted_update:.1f})"
         axis.text(x, y, text, ha="center", va="center", fontsize=7)

@@ -10,24 +10,24 @@ the update's own shapes:
     f = seconds of a forward without gradient, per step of a part b = (seconds of a tracked forward and its
     backward - (1 + c) f) / f        c = 1 with checkpointing, else 0
 
-each the fastest of a few, so that its prediction, parts * f * price(counts), is no fit to the times it is
-held against. What is not the network, the core's own work, is measured by putting z * w in the network's
-place.
+the latter beside each other, as a machine's speed changes, so that its prediction, parts * f *
+price(counts), is no fit to the times it is held against. What is not the network, the core's own work, is
+measured by putting z * w in the network's place.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.laps import ENOUGH, Laps
+from experiments.laps import ENOUGH, Lap, Laps
 from repro.backbones import Conditioning, bind
 from repro.cost import Counts
 from repro.gradient import GradientReport, VelocityFn, accumulate_gradient
@@ -85,15 +85,14 @@ class Timing:
         counts: of the update, for one part.
         backward_calls: likewise.
         peak_memory: bytes during the update: the device's, or this process's on a CPU; None where unknown.
-        laps: seconds of the update's laps (`experiments.laps`), and of those of its repetitions, which count
-            towards no phase.
+        laps: the update's (`experiments.laps`), and those of its repetitions, which count towards no phase.
     """
 
     seconds: dict[str, float]
     counts: Counts
     backward_calls: int
     peak_memory: int | None
-    laps: list[list[float]]
+    laps: list[list[Lap]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +132,7 @@ class Step:
         ranks: Ranks = ALONE,
     ) -> None:
         self.policy, self.scorer, self.recipe, self.setting = policy, scorer, recipe, setting
+        self.ranks = ranks
         share = ranks.share(range(len(prompts)), "prompts per step")
         total = len(share) * recipe.images
         if total % setting.batch:
@@ -162,27 +162,30 @@ class Step:
         """(n,), sigma at the trained steps."""
         return self._sigmas[self.noisy.start : self.noisy.stop]
 
-    def time(self, scheme: Scheme) -> Timing:
-        """Take the step with `scheme` over the trained steps."""
+    def time(self, scheme: Scheme, repeat: bool = True) -> Timing:
+        """Take the step with `scheme` over the trained steps; `repeat` an update that is too short."""
         clock = Stopwatch(self.policy.device)
         with clock("rollout"):
             trajectories = [self._sample(part) for part in self.parts]
         advantages = self._advantages(trajectories, clock)
-        laps = Laps(self.policy.device)
+        of_laps: list[list[Lap]] = []
 
         def update() -> GradientReport:
-            for part, trajectory, gain in zip(self.parts, trajectories, advantages, strict=True):
-                velocity = laps.watched(self._velocity(part.conditioning))
-                report = self._accumulate(scheme, trajectory, gain, velocity)
+            first = self.parts[0]
+            with Laps(clock, self._velocity(first.conditioning), first.noise.unsqueeze(0)) as laps:
+                for part, trajectory, gain in zip(self.parts, trajectories, advantages, strict=True):
+                    velocity = laps.watched(self._velocity(part.conditioning))
+                    report = self._accumulate(scheme, trajectory, gain, velocity)
+            of_laps.append(laps.laps)
             return report
 
-        with peak_memory(self.policy.device) as memory, laps, clock("update"):
+        with peak_memory(self.policy.device) as memory, clock("update"):
             report = update()
-        of_laps = [laps.seconds]
-        while sum(map(sum, of_laps)) < ENOUGH:
-            with laps, clock("repetition"):
+        # Of ranks, which sharded passes keep in step, one decides.
+        repetitions = self.ranks.on_main(lambda: int(ENOUGH / clock.seconds["update"]))
+        for _ in range(repetitions if repeat else 0):
+            with clock("repetition"):
                 update()
-            of_laps.append(laps.seconds)
         with clock("optimizer"):
             torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.recipe.max_grad_norm)
             if self._optimizer is not None:
@@ -193,32 +196,30 @@ class Step:
         return Timing(seconds, report.counts, report.backward_calls, peak, of_laps)
 
     def unit(self) -> Unit:
-        """Measure f and b on a part's shapes: the fastest of `REPEATS` each, taken in turn."""
+        """Measure f and b on a part's shapes: medians over `REPEATS`, taken in turn."""
         part, m = self.parts[0], self.setting.anchor_chunk
         velocity = self._velocity(part.conditioning)
         steps = list(range(min(m, len(self.noisy))))
         latents = part.noise.expand(len(steps), *part.noise.shape)
 
-        def forward() -> None:
-            with torch.no_grad():
-                velocity(steps, latents)
-
-        def tracked() -> None:
-            with torch.enable_grad():
-                v = velocity(steps, latents)
-                torch.autograd.backward(v, torch.ones_like(v))
-
-        tracked()  # an update's backwards add to gradients that are there
-        fastest = {forward: math.inf, tracked: math.inf}
-        for function in (forward, tracked) * REPEATS:
+        def seconds(backward: bool) -> float:
             clock = Stopwatch(self.policy.device)
-            with clock("once"):
-                function()
-            fastest[function] = min(fastest[function], clock.seconds["once"] / len(steps))
+            with clock("once"), torch.set_grad_enabled(backward):
+                v = velocity(steps, latents)
+                if backward:
+                    torch.autograd.backward(v, torch.ones_like(v))
+            return clock.seconds["once"] / len(steps)
+
+        seconds(backward=True)  # an update's backwards add to gradients that are there
+        forwards, ratios = [seconds(backward=False)], []
+        for _ in range(REPEATS):
+            tracked = seconds(backward=True)
+            forwards.append(seconds(backward=False))
+            ratios.append(2 * tracked / (forwards[-2] + forwards[-1]))
         self._drop_gradients()
         passes = 2 if self.setting.checkpointing else 1
         # A forward that is all overhead can come out dearer than its backward.
-        return Unit(fastest[forward], max(0.0, fastest[tracked] / fastest[forward] - passes))
+        return Unit(median(forwards), max(0.0, median(ratios) - passes))
 
     def overhead(self, scheme: Scheme) -> float:
         """Seconds of an update in which the network is z * w: what the core itself costs."""

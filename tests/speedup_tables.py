@@ -18,7 +18,7 @@ from repro.scheme import exact, jagg
 def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0, bursts: bool = False) -> Path:
     """A DanceGRPO table in which a forward takes a second and b is 2; `slower` multiplies JAGG's update.
 
-    With `bursts`, something else takes 3 seconds of every update.
+    With `bursts`, the machine is a third as fast during one lap of every update of exact's.
     """
     csv = folder / "speedup.csv"
     times = torch.linspace(1, 0.1, 20)
@@ -38,10 +38,16 @@ def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0, bursts: bo
                 price = CostModel(2.0, 1.0).price(counts)
                 update = price * drift * (slower if scheme.name != "exact" else 1)
                 key = {**vars(Setting()), "scheme": scheme.name, "round": round_}
-                # A burst of something else meets another lap in every round.
-                seconds = [update / 4 + (3.0 if lap == round_ % 4 else 0.0) * bursts for lap in range(4)]
+                slow = [
+                    3 if bursts and scheme.name == "exact" and lap == round_ % 4 else 1 for lap in range(4)
+                ]
+                seconds = [update / 4 * times for times in slow]
+                forwards = [drift * times for times in slow]
                 laps.append(
-                    *({**key, "repetition": 0, "lap": lap, "seconds": s} for lap, s in enumerate(seconds))
+                    *(
+                        {**key, "repetition": 0, "lap": lap, "seconds": s, "forward_s": f}
+                        for lap, (s, f) in enumerate(zip(seconds, forwards, strict=True))
+                    )
                 )
                 table.append(
                     {

@@ -70,7 +70,7 @@ def test_predictions_follow_from_the_unit_and_the_counts(csv: Path) -> None:
 def test_laps_are_whole_updates(csv: Path) -> None:
     whole = read(csv.with_name("speedup.csv")).set_index(list(speedup.KEY)).update_s
     laps = read(csv)[lambda rows: rows.repetition == 0].groupby(list(speedup.KEY))["seconds"].sum()
-    pd.testing.assert_series_equal(laps.sort_index(), whole.sort_index(), check_names=False, rtol=1e-2)
+    pd.testing.assert_series_equal(laps.sort_index(), whole.sort_index(), check_names=False, rtol=2e-2)
 
 
 @pytest.mark.parametrize("csv", of("speedup.csv"), ids=folder)

@@ -8,6 +8,7 @@ import pytest
 from speedup_tables import made_up
 
 from experiments import speedup, speedup_report
+from experiments.laps import laps_path
 from experiments.speedup_cells import Cell, Median, cells, median
 from experiments.speedup_report import verdict
 
@@ -26,7 +27,7 @@ def test_the_papers_arithmetic_comes_back(tmp_path: Path) -> None:
     assert jagg_.update.value == pytest.approx(1 - 10 / 16)
     assert jagg_.predicted_update == pytest.approx(1 - 10 / 16)
     assert jagg_.error == pytest.approx(0, abs=1e-9)
-    assert "within 5 % in 2 of 2 cells" in verdict(found)
+    assert "within 5 % in 2 of 2 cells in forwards, in 2 in seconds" in verdict(found)
 
 
 def test_disagreement_and_overhead_are_told(tmp_path: Path) -> None:
@@ -34,24 +35,34 @@ def test_disagreement_and_overhead_are_told(tmp_path: Path) -> None:
     assert cell(found, "jagg-time").error == pytest.approx(0.08)
     assert "in 0 of 2 cells" in verdict(found)
     found = cells(made_up(tmp_path, overhead=10.0))
-    assert "in 0 of 0 cells; 2 more, marked *, are dominated by overhead" in verdict(found)
+    assert "in 0 of 0 cells in forwards (2 more, marked *, too short" in verdict(found)
 
 
-def test_bursts_of_something_else_do_not_reach_the_undisturbed_update(tmp_path: Path) -> None:
+def test_a_machine_that_slows_down_for_a_while_does_not_change_the_price(tmp_path: Path) -> None:
     jagg_ = cell(cells(made_up(tmp_path, bursts=True)), "jagg-time")
-    predicted = 1 - 10 / 16
-    assert jagg_.update.value < predicted - 0.01  # 3 s more on 10 and on 16
-    # Every lap was disturbed in one of the rounds in which the machine had not yet slowed down.
-    assert jagg_.undisturbed == pytest.approx(predicted, abs=0.01)
+    assert jagg_.update.value == pytest.approx(1 - 10 / (1.5 * 16))
+    assert jagg_.priced.value == pytest.approx(jagg_.predicted_update) == pytest.approx(1 - 10 / 16)
 
 
 def test_how_far_the_clock_errs_is_told(tmp_path: Path) -> None:
-    jagg_ = cell(cells(made_up(tmp_path)), "jagg-time")
-    off = jagg_._replace(undisturbed=1 - 1.07 * (1 - jagg_.predicted_update))
-    assert "in 0 of 1 cells. Furthest apart: +7.0 % (jagg-time; W 4, batch 48" in verdict([off])
-    same = jagg_._replace(predicted_update=0.0, update=Median(-0.03, -0.1, 0.02), undisturbed=0.004)
-    assert "timed -3 … -3 % shorter round by round, +0.4 … +0.4 % undisturbed" in verdict([same])
-    assert "very passes" not in verdict([jagg_])
+    jagg_ = cell(cells(made_up(tmp_path)), "jagg-time")  # 37.5 % are predicted
+    off = jagg_._replace(priced=Median(1 - 1.07 * (1 - jagg_.predicted_update), 0, 1))
+    assert "in 0 of 1 cells in forwards, in 1 in seconds." in verdict([off])
+    assert "Furthest apart in forwards: +7.0 % (jagg-time; W 4, batch 48" in verdict([off])
+    wide = off._replace(update=Median(0.5, 0.3, 0.6))
+    assert "in 0 in seconds, whose interval has the prediction in 1 more." in verdict([wide])
+    same = jagg_._replace(
+        predicted_update=0.0, update=Median(-0.03, -0.1, 0.02), priced=Median(0.004, 0, 0.01)
+    )
+    assert "came out -3 … -3 % shorter in seconds, +0.4 … +0.4 % in forwards" in verdict([same])
+    assert "in 0 of 0 cells" in verdict([same]) and "very passes" not in verdict([jagg_])
+
+
+def test_a_table_without_its_laps_says_what_to_do(tmp_path: Path) -> None:
+    csv = made_up(tmp_path)
+    laps_path(csv).unlink()
+    with pytest.raises(ValueError, match="has no speedup-laps.csv beside it: measure both anew with --fresh"):
+        cells(csv)
 
 
 def test_an_interval_around_nothing_is_not_called_consistent(tmp_path: Path) -> None:
