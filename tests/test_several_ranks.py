@@ -18,7 +18,8 @@ import pytest
 import torch
 from conftest import CAPTIONS, build_clip, build_flux, build_hpsv2
 
-from experiments import convergence, cosine
+from experiments import convergence, cosine, speedup
+from experiments.laps import laps_path
 from repro.backbones import load
 from repro.overrides import Overrides
 from repro.ranks import ALONE, Ranks, join, spawn
@@ -66,6 +67,21 @@ def measuring(folder: Path, out: str) -> cosine.Config:
     )
 
 
+def timing(folder: Path) -> speedup.Config:
+    """A step of two prompts, one a rank, by every algorithm."""
+    return speedup.Config(
+        model=str(folder / "random-flux"),
+        reward=f"hpsv2:{folder / 'hpsv2'}",
+        prompts_file=folder / "prompts.txt",
+        variations=("base",),
+        schemes=("jagg",),
+        rounds=1,
+        prompts=2,
+        images=2,
+        out=folder / "two",
+    )
+
+
 def stop_in_the_second_step(config: convergence.Config, ranks: Ranks) -> None:
     """Leave the state after the first step, as a run that was interrupted does."""
     step = Trainer.step
@@ -89,6 +105,7 @@ def on_each_rank(ranks: Ranks, folder: Path) -> str:
     stop_in_the_second_step(training(folder, "two-then-one"), ranks)
     convergence.train_cells(training(folder, "one-then-two"), ranks)
     cosine.run(replace(measuring(folder, "two"), quick=True, prompts=16), ranks)
+    speedup.run(timing(folder), ranks)
     try:
         ranks.on_main(int, "no number")
     except ValueError as error:
@@ -221,3 +238,13 @@ def test_prompts_that_do_not_divide_are_refused_in_one_line(folder: Path) -> Non
         "repro: 3 prompts of setting base do not divide over 2 ranks: take a multiple of it"
     ]
     assert not (folder / "refused").exists()
+
+
+def test_steps_are_timed_on_ranks_together(found: list[str], folder: Path) -> None:
+    csv = folder / "two" / "random-flux" / "speedup.csv"
+    table = read(csv)
+    assert len(table) == 4 and (table.samples == 4).all() and (table.batch == 2).all()
+    jagg, exact = (table[table.scheme == scheme] for scheme in ("jagg-time", "exact"))
+    assert list(2 * jagg.backwards) == list(exact.backwards) == [20, 4]
+    # Short updates are repeated as often on either rank, or a sharded pass would wait for ever.
+    assert read(laps_path(csv)).repetition.max() > 0

@@ -12,6 +12,7 @@ from conftest import CAPTIONS, build_flux
 from torch import Tensor
 
 from experiments import speedup
+from experiments.laps import laps_path
 from experiments.speedup_settings import Config, settings
 from experiments.speedup_step import Step
 from repro import arms
@@ -71,13 +72,14 @@ def test_schemes_take_turns_and_the_first_round_is_dropped(
 ) -> None:
     timed, time = [], Step.time
 
-    def watched(self: Step, scheme: Any) -> Any:
-        timed.append(scheme.name)
-        return time(self, scheme)
+    def watched(self: Step, scheme: Any, repeat: bool) -> Any:
+        timed.append((scheme.name, repeat))
+        return time(self, scheme, repeat)
 
     monkeypatch.setattr(Step, "time", watched)
     table = read(speedup.run(replace(SMALL, rounds=2, out=tmp_path)))
-    assert timed == ["exact", "jagg-time"] * 3
+    turns = [[("exact", repeat), ("jagg-time", repeat)] for repeat in (False, True, True)]
+    assert timed == sum(turns, [])
     assert list(table["round"]) == [0, 0, 1, 1]
 
 
@@ -104,15 +106,25 @@ def test_an_interrupted_setting_is_timed_again_from_its_first_round(
     assert not table.update_s.head(2).equals(first.update_s), "rounds of two sessions are not compared"
 
 
+def test_a_table_without_its_laps_is_timed_again(tmp_path: Path) -> None:
+    config = replace(SMALL, out=tmp_path)
+    csv = speedup.run(config)
+    laps_path(csv).unlink()
+    before = read(csv)
+    after = read(speedup.run(config))
+    assert list(after.scheme) == list(before.scheme) and (after.update_s != before.update_s).all()
+    assert set(read(laps_path(csv)).scheme) == {"exact", "jagg-time"}
+
+
 def test_what_does_not_fit_is_left_out_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     time = Step.time
 
-    def scarce(self: Step, scheme: Any) -> Any:
+    def scarce(self: Step, scheme: Any, repeat: bool) -> Any:
         if not self.setting.checkpointing:
             raise torch.OutOfMemoryError
-        return time(self, scheme)
+        return time(self, scheme, repeat)
 
     monkeypatch.setattr(Step, "time", scarce)
     table = read(speedup.run(replace(SMALL, variations=("base", "checkpointing"), out=tmp_path)))
@@ -193,7 +205,7 @@ def test_bad_settings_are_refused(tmp_path: Path, change: dict[str, Any], compla
 
 
 def test_out_of_memory_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no")
 
     monkeypatch.setattr(Step, "time", fail)
