@@ -2,7 +2,7 @@
 # Everything that wants a GPU, in one go: at most 8 minutes on one GPU of 80 GB or more.
 #
 #   bash benchmarks/gpu.sh              on the GPU; CSVs, figures and logs go to $OUT (results/gpu unless set)
-#   bash benchmarks/gpu.sh --dry-run    the same steps on the CPU, much reduced, to try the script
+#   bash benchmarks/gpu.sh --dry-run    the same steps on the CPU, much reduced, to try the script; to results/quick/gpu
 #
 # It needs no network. It runs with the python3 in PATH (or $PYTHON): Python 3.11 or later, torch 2.11 or later with
 # CUDA, torchvision, transformers 5, accelerate, peft, safetensors, sentencepiece, timm, numpy, scipy, pandas,
@@ -21,18 +21,18 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
-OUT=${OUT:-results/gpu}
 LIMIT=${LIMIT:-470}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 
-device=cuda full=(--dtype bfloat16) tiny=(--rounds 3 --variations base velocities)
+default=results/gpu device=cuda full=(--dtype bfloat16) tiny=(--rounds 3 --variations base velocities)
 if [ "${1:-}" = --dry-run ]; then
-  device=cpu full=(--reduced --dtype bfloat16) tiny=(--rounds 1 --variations base --prompts 1 --images 2)
+  default=results/quick/gpu device=cpu full=(--reduced --dtype bfloat16) tiny=(--rounds 1 --variations base --prompts 1 --images 2)
 elif [ $# -gt 0 ]; then
   echo "gpu.sh: unknown argument $1, expected --dry-run or none" >&2
   exit 2
 fi
 
+OUT=${OUT:-$default}
 mkdir -p "$OUT"
 failed=()
 started=$SECONDS

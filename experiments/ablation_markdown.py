@@ -5,6 +5,7 @@ Everything is computed from the two CSVs alone: the training reward's contrasts,
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +18,7 @@ from experiments.convergence_report import BASELINE, LEARNED, learning
 from experiments.evaluation import REWARD
 from experiments.markdown import listed, signed
 from experiments.markdown import table as markdown_table
-from experiments.paired import mean_and_half
+from experiments.paired import FEWEST, mean_and_half
 from repro.results import read
 
 COSTS = {"backwards": 1e6, "forwards": 1e6, "seconds": 1e3}
@@ -82,6 +83,8 @@ def _learned(runs: pd.DataFrame) -> str:
     ratio = learning(runs[runs.arm == BASELINE].rise)
     if ratio >= LEARNED:
         return ""
+    if math.isnan(ratio):
+        return f" (whether the exact baseline learned needs {FEWEST} seeds)"
     return (
         f" (the exact baseline's is under {LEARNED} times its seeds' spread, too little to tell arms apart)"
     )
@@ -125,7 +128,7 @@ def agreement(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
     exact = efficiency[efficiency.arm == BASELINE].groupby("setting").rise.apply(learning)
     verdicts = rows[rows.setting.map(exact) >= LEARNED].verdict
     if verdicts.empty:
-        return "There is no setting yet in which the baseline learned, to compare that with."
+        return "There is no setting yet in which the baseline was seen to learn, to compare that with."
     counts = {kind: int(verdicts.str.startswith(kind).sum()) for kind in VERDICTS}
     lower, total = counts["lower"], len(verdicts)
     if lower == total:

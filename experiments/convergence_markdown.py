@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from experiments import paper
+from experiments import offpolicy_report, paper
 from experiments.cells import ALGORITHMS, ARMS, SETTINGS, ArmName
 from experiments.convergence_data import (
     at_main_rate,
@@ -36,10 +36,13 @@ from experiments.convergence_report import (
 from experiments.evaluation import REWARD
 from experiments.markdown import listed, signed
 from experiments.markdown import table as markdown_table
-from experiments.paired import LEVEL, MARGIN, Comparison, compare, mean_and_half
+from experiments.paired import FEWEST, LEVEL, MARGIN, Comparison, compare, mean_and_half
 
 JAGGS: tuple[ArmName, ...] = ("jagg", "routed")
 """The arms that the paper's statement is about: the method on all groups, and as it was used."""
+
+STABILITY = 6
+"""Seeds from which on spreads are compared: with fewer the test could hardly find anything."""
 
 
 def markdown(csv: Path) -> str:
@@ -56,6 +59,7 @@ def markdown(csv: Path) -> str:
             f"rise on evaluation prompts in {steps} training steps"
         )
         parts += [f"{heading}:", _table(here, spending), _sentences(here)]
+        parts += filter(None, [offpolicy_report.sentence(csv, setting)])
     return "\n\n".join(parts)
 
 
@@ -97,14 +101,14 @@ def _sentences(here: pd.DataFrame) -> str:
 
 
 def against_exact(here: pd.DataFrame, arm: ArmName, outcome: str) -> Comparison | None:
-    """Of an arm's reward with the exact baseline's, within `MARGIN` of its rise; None without two seeds of
-    both, or where the baseline did not rise.
+    """Of an arm's reward with the exact baseline's, within `MARGIN` of its rise; None with fewer than
+    `FEWEST` seeds of both, or where the baseline did not rise.
     """
     reward, rate = here[here.metric == REWARD], main_rate(here)
     difference = differences(reward, (arm, rate), (BASELINE, rate), outcome)
     rises = of_baseline(here)[lambda rows: rows.metric == REWARD].set_index("seed")[outcome]
     margins = MARGIN * rises.reindex(difference.index)
-    if len(difference) < 2 or margins.mean() <= 0:
+    if len(difference) < FEWEST or margins.mean() <= 0:
         return None
     return compare(difference.to_numpy(), margins.to_numpy())
 
@@ -114,7 +118,7 @@ def following_sentence(here: pd.DataFrame, arm: ArmName) -> str:
     label = ARMS[arm].label
     end, curve = (against_exact(here, arm, outcome) for outcome in ("final", "curve"))
     if end is None or curve is None:
-        return f"{label}: not to be judged without two seeds and a baseline that rose."
+        return f"{label}: not to be judged without {FEWEST} seeds and a baseline that rose."
     found = (
         f"{label}, minus exact: {signed(end.mean, end.half)} at the end ({end.verdict}), "
         f"{signed(curve.mean, curve.half)} over the whole run ({curve.verdict}), the margin being "
@@ -150,7 +154,7 @@ def _others(here: pd.DataFrame, arm: ArmName) -> list[str]:
     sentences = [f"Beside the reward it differs from exact, beyond its interval, in {listed(differing)}."]
     if not differing:
         sentences = ["Beside the reward it differs from exact in nothing beyond its interval."]
-    if ends is not None and len(ends) >= 3 and np.ptp(ends[BASELINE]) > 0:
+    if ends is not None and len(ends) >= STABILITY and np.ptp(ends[BASELINE]) > 0:
         ours, exact = ends[arm].to_numpy(), ends[BASELINE].to_numpy()
         ratio = ours.std(ddof=1) / exact.std(ddof=1)
         # Where seeds differ in both arms alike, up to rounding, there is nothing to test.

@@ -27,7 +27,7 @@ from experiments.convergence_data import (
 )
 from experiments.evaluation import DIVERSITY, REWARD
 from experiments.markdown import listed
-from experiments.paired import mean_and_half
+from experiments.paired import FEWEST, mean_and_half
 from repro.console import print_table
 from repro.rewards import SCORERS
 
@@ -60,7 +60,7 @@ def _show_setting(table: pd.DataFrame, here: pd.DataFrame, spending: pd.DataFram
                 ARMS[arm].label + ("" if factor == 1 else f", lr x{factor:.3g}"),
                 of_arm.seed.nunique(),
                 _text(*mean_and_half(rises[[REWARD]])),
-                f"{learning(rises[[REWARD]]):.1f}" if of_arm.seed.nunique() > 1 else "-",
+                f"{learning(rises[[REWARD]]):.1f}" if of_arm.seed.nunique() >= FEWEST else "-",
                 "-" if arm == BASELINE or against.empty else _text(*mean_and_half(against)),
                 *(_text(*mean_and_half(rises[[m]])) for m in metrics),
                 f"{cost.seconds:.0f}",
@@ -92,8 +92,8 @@ def of_baseline(here: pd.DataFrame) -> pd.DataFrame:
 
 
 def learning(rises: pd.Series) -> float:
-    """How many times the seeds' standard deviation their mean rise is; nan for fewer than two seeds."""
-    if len(rises) < 2:
+    """How many times the seeds' standard deviation their mean rise is; nan for too few seeds to tell."""
+    if len(rises) < FEWEST:
         return math.nan
     spread = rises.std(ddof=1)
     return float(rises.mean() / spread) if spread else math.copysign(math.inf, rises.mean())
@@ -103,8 +103,8 @@ def learning_sentence(here: pd.DataFrame) -> str:
     """Whether the exact baseline visibly learned: by how many times the spread of its seeds it rose."""
     exact = of_baseline(here)
     rises = exact[exact.metric == REWARD]["final"]
-    if len(rises) < 2:
-        return "Whether the exact baseline learned beyond its seeds' spread needs two seeds or more."
+    if len(rises) < FEWEST:
+        return f"Whether the exact baseline learned beyond its seeds' spread needs {FEWEST} seeds or more."
     mean, ratio = rises.mean(), learning(rises)
     verdict = "it learned" if ratio >= LEARNED else "it did not visibly learn, too little to tell arms apart"
     return (
@@ -116,8 +116,8 @@ def learning_sentence(here: pd.DataFrame) -> str:
 def hacking_sentence(here: pd.DataFrame) -> str:
     """Whether what the exact baseline was not trained on rose with its reward."""
     exact = of_baseline(here)
-    if exact.seed.nunique() < 2:
-        return "Whether it hacked its reward needs two seeds or more."
+    if exact.seed.nunique() < FEWEST:
+        return f"Whether it hacked its reward needs {FEWEST} seeds or more."
     changed = {}
     for metric, rows in exact.groupby("metric", sort=False):
         mean, half = mean_and_half(rows["final"])
@@ -197,8 +197,8 @@ def plot(csv: Path) -> Path:
 def curve_points(here: pd.DataFrame, spending: pd.DataFrame, x: str) -> pd.DataFrame:
     """Arm, step, x and the seeds' mean and half interval; x is averaged over an arm's seeds.
 
-    An arm of fewer seeds than the baseline's is put where its difference from the baseline on these would be
-    if all seeds had it: seeds differ more than arms do.
+    An arm of fewer seeds than the baseline's is put where it would be if all of the baseline's seeds had its
+    difference, and has no interval: seeds differ as much as arms do.
     """
     baseline = here[here.arm == BASELINE].set_index(["step", "seed"])["value"]
     if x != "step":
@@ -208,7 +208,7 @@ def curve_points(here: pd.DataFrame, spending: pd.DataFrame, x: str) -> pd.DataF
         mean, half = mean_and_half(points.value)
         same = [(step, seed) for seed in points.seed]
         if len(same) < len(baseline.get(step, [])) and set(same) <= set(baseline.index):
-            mean += baseline[step].mean() - baseline[same].mean()
+            mean, half = mean + baseline[step].mean() - baseline[same].mean(), math.nan
         rows.append((arm, points[x].mean() if x != "step" else step, mean, half))
     return pd.DataFrame(rows, columns=["arm", "x", "mean", "half"])
 

@@ -56,6 +56,19 @@ def show(csv: Path) -> None:
     )
 
 
+def sentence(csv: Path, setting: str) -> str:
+    """The same of one setting, for README; empty where every rollout has one update."""
+    table = load(csv)
+    table = table[table.setting == setting]
+    found = [
+        f"{ARMS[arm].label}: |ratio - 1| reached {of_arm.ratio_deviation.max():.2g}, "
+        f"{100 * of_arm.clip_fraction.mean():.0f} % were clipped, and a backward took "
+        f"{of_arm.extra_forwards.mean():.2g} forwards without gradient besides its own"
+        for arm, of_arm in table.groupby("arm", sort=False)
+    ]
+    return f"How far off-policy the updates were: {'; '.join(found)}." if found else ""
+
+
 def plot(csv: Path) -> None:
     """Redraw ``convergence-offpolicy.png`` beside the CSV; nothing if there is nothing to draw."""
     import matplotlib.pyplot as plt

@@ -10,8 +10,9 @@ Both methods were run on the same seeds, so what is tested is the mean d of the 
   noisy as that, so it is given by seed, and d_i + margin_i and margin_i - d_i are tested against 0: that is
   whether the ratio to the baseline lies within 1 ± share. No difference found is not equality shown.
 
-Two seeds decide nothing, however close they happen to be: an interval of one degree of freedom rests on the
-differences being normal, and no sign-flip test could confirm it.
+Two seeds decide nothing and have no interval: with one degree of freedom it would be 12.7 standard errors
+wide, and still be narrow where two differences happen to be alike. Three decide by t alone, which the table's
+number of seeds says.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LEVEL = 0.05
 MARGIN = 0.1
 """Share of the exact baseline's rise within which two arms count as equal, set before any run."""
 FEWEST = 3
-"""Seeds that a verdict takes, at least."""
+"""Seeds that an interval and a verdict take, at least."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class Comparison:
 
 
 def mean_and_half(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """The mean and half the width of its 95 % t interval, nan for fewer than two values."""
+    """The mean and half the width of its 95 % t interval, nan for fewer than `FEWEST` values."""
     values = np.asarray(values, dtype=float)
-    if len(values) < 2:
+    if len(values) < FEWEST:
         return (float(values.mean()) if len(values) else math.nan), math.nan
     half = stats.t.ppf(1 - LEVEL / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
     return float(values.mean()), float(half)

@@ -7,8 +7,9 @@ nowhere else; a test holds README against them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from experiments import (
     ablation_markdown,
@@ -27,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "results"
 TRAINED = [f"{model}-{algorithm}" for model in zoo.MODELS for algorithm in ALGORITHMS]
 """Folders of training runs, in the order that they are shown in."""
+FIGURES = {"Figure": "", "ratios and clipping": "-offpolicy", "pictures": "-samples"}
+"""What a table of training runs is drawn in."""
 
 
 def _summary() -> str:
@@ -38,7 +41,9 @@ def _cosine() -> str:
 
 
 def _convergence() -> str:
-    return _tables(TRAINED, "convergence.csv", convergence_markdown.markdown, "repro run convergence", 1)
+    return _tables(
+        TRAINED, "convergence.csv", convergence_markdown.markdown, "repro run convergence", 1, FIGURES
+    )
 
 
 def _sweep() -> str:
@@ -47,7 +52,7 @@ def _sweep() -> str:
         "--seeds 1 --out results/sweep"
     )
     folders = [f"{sweep}/{name}" for name in TRAINED for sweep in ("sweep", "sweep/own-start")]
-    return _tables(folders, "convergence.csv", sweep_markdown.markdown, command, figure="-rates")
+    return _tables(folders, "convergence.csv", sweep_markdown.markdown, command, figures={"Figure": "-rates"})
 
 
 def _ablation() -> str:
@@ -76,7 +81,7 @@ def _tables(
     markdown: Callable[[Path], str],
     command: str,
     unfolded: int | None = None,
-    figure: str = "",
+    figures: Mapping[str, str] = MappingProxyType({"Figure": ""}),
 ) -> str:
     """What every folder's table says, with its figure; or the command that makes one, where there is none.
 
@@ -86,7 +91,7 @@ def _tables(
         markdown: writes what one says.
         command: makes the first folder's.
         unfolded: how many are shown at once, the others on a click; all by default.
-        figure: what follows the table's name in its figure's.
+        figures: what links to them say, and what follows the table's name in theirs.
     """
     there = [folder for folder in folders if (ROOT / RESULTS / folder / name).exists()]
     if not there:
@@ -95,9 +100,9 @@ def _tables(
     for place, folder in enumerate(there):
         csv = Path(RESULTS, folder, name)
         text = markdown(ROOT / csv)
-        png = csv.with_name(f"{csv.stem}{figure}.png")
-        if (ROOT / png).exists():
-            text += f" [Figure]({png})."
+        pngs = {words: csv.with_name(f"{csv.stem}{ending}.png") for words, ending in figures.items()}
+        links = [f"[{words}]({png})" for words, png in pngs.items() if (ROOT / png).exists()]
+        text += f" {', '.join(links)}." if links else ""
         if unfolded is not None and place >= unfolded:
             text = f"<details><summary>{folder}</summary>\n\n{text}\n\n</details>"
         parts.append(text)

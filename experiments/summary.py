@@ -83,12 +83,12 @@ def _contrasts(folder: Path, first: str, second: str) -> str:
     rows = rows[(rows.metric == REWARD) & (rows.outcome == OUTCOME) & (rows.rates == "same")]
     rows = rows[(rows.setting == "comfortable") & (rows["second"] == second)]
     rows = rows[rows["first"].str.startswith(first)]
-    named = len(rows) > 1
-    return "; ".join(_contrast(row, named) for _, row in rows.iterrows()) or "-"
+    return "; ".join(_contrast(row) for _, row in rows.iterrows()) or "-"
 
 
-def _contrast(row: pd.Series, named: bool) -> str:
-    label = ARMS[row["first"]].label.removeprefix("endpoints: ") + ": " if named else ""
+def _contrast(row: pd.Series) -> str:
+    reading = row["first"].startswith("endpoints")
+    label = ARMS[row["first"]].label.removeprefix("endpoints: ") + ": " if reading else ""
     return f"{label}{signed(row.difference, row.half_interval)}, {row.verdict} ({row.seeds} seeds)"
 
 
@@ -97,7 +97,8 @@ def _cosine(results: Path, model: str) -> str:
     if not csv.exists():
         return "-"
     base = read(csv)[lambda rows: (rows.setting == "base") & (rows.scheme == JAGG)]
-    return ", ".join(f"{batch_estimate(at, 'cosine').value:.4f}" for _, at in base.groupby("group"))
+    found = [batch_estimate(at, "cosine") for _, at in base.groupby("group")]
+    return ", ".join(f"{value:.4f}±{half:.4f}" for value, half in found)
 
 
 ROWS: tuple[tuple[str, str, Measured], ...] = (
@@ -112,10 +113,14 @@ ROWS: tuple[tuple[str, str, Measured], ...] = (
         _update,
     ),
     *(
-        (f"reward, JAGG minus exact, {name}", paper.QUALITY.text, _reward(a))
+        (f"reward over the run, JAGG minus exact, {name}", paper.QUALITY.text, _reward(a))
         for a, name in ALGORITHMS.items()
     ),
-    ("reward, endpoints without interpolation minus JAGG, DanceGRPO", paper.ABLATION.text, _endpoints),
+    (
+        "reward over the run, endpoints without interpolation minus JAGG, DanceGRPO",
+        paper.ABLATION.text,
+        _endpoints,
+    ),
     (
         "cosine with the exact gradient, groups 0 … 4",
         f"{paper.COSINE_EARLY_GROUPS.low:g} … {paper.COSINE_EARLY_GROUPS.high:g} in groups 0 … 2; "

@@ -18,7 +18,7 @@ from experiments.convergence_report import BASELINE, LEARNED, learning
 from experiments.evaluation import REWARD
 from experiments.markdown import signed
 from experiments.markdown import table as markdown_table
-from experiments.paired import mean_and_half
+from experiments.paired import FEWEST, mean_and_half
 from repro.recipes import Recipe
 
 
@@ -46,16 +46,16 @@ def markdown(csv: Path) -> str:
                 SETTINGS[setting].label,
                 f"{recipe.eta:g}",
                 f"{recipe.learning_rate:.3g}",
+                table[table.setting == setting].step.max(),
                 " or ".join(sorted({str(len(rises)) for rises in found if len(rises)})),
                 *(signed(*mean_and_half(rises)) for rises in found),
             )
         )
-    headings = ("setting", "eta", "rate ×1", "seeds", *(f"×{factor:.3g}" for factor in factors))
-    steps = table[table.setting == settings[0]].step.max() // SETTINGS[settings[0]].steps
+    headings = ("setting", "eta", "rate ×1", "steps", "seeds", *(f"×{factor:.3g}" for factor in factors))
     model, algorithm = table.model.iloc[0], ALGORITHMS[table.algorithm.iloc[0]]
     heading = (
         f"**{model}, {algorithm}**, exact gradients, {start_words(csv)}: rise in reward on evaluation "
-        f"prompts in {steps} training steps, by learning rate:"
+        "prompts, by learning rate:"
     )
     return "\n\n".join((heading, markdown_table(headings, rows), " ".join(_sentences(outcomes, base.eta))))
 
@@ -82,8 +82,9 @@ def _learns(name: str, outcomes: pd.DataFrame) -> str:
     if rates > 1 and best in (means.index.min(), means.index.max()):
         place = place.replace(")", f", the {'largest' if best == means.index.max() else 'smallest'} tried)")
     changed = f"{place} the reward {'rose' if rises.mean() > 0 else 'fell'} by {abs(rises.mean()):.4f}"
-    if len(rises) < 2:
-        return f"{name}: {changed}; one seed cannot tell whether that is learning."
+    if len(rises) < FEWEST:
+        few = f"{len(rises)} seed{'s' * (len(rises) > 1)} cannot tell"
+        return f"{name}: {changed}; {few} whether that is learning."
     verdict = "learns" if learning(rises) >= LEARNED else "does not visibly learn"
     return (
         f"{name} {verdict} at this size: {changed}, {abs(learning(rises)):.1f} times the spread of its "

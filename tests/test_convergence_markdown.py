@@ -46,8 +46,8 @@ def test_runs_that_are_not_complete_cost_nothing(tmp_path):
         (rises(0.2), None, "This does not agree with what is reported."),
         ([0.1, 0.7, 0.3, 0.5, 0.2, 0.6], None, "This neither shows nor refutes what is reported."),
         (rises(0.4), [0.1, 0.9, -0.2, 0.3, 0.2, 0.1], "This says little, as the baseline hardly learned."),
-        (rises(0.4)[:1], None, "not to be judged without two seeds"),
-        (rises(0.4), rises(-0.4), "not to be judged without two seeds and a baseline that rose"),
+        (rises(0.4)[:2], None, "not to be judged without 3 seeds"),
+        (rises(0.4), rises(-0.4), "not to be judged without 3 seeds and a baseline that rose"),
     ],
 )
 def test_what_is_reported_of_quality_is_judged(tmp_path, jagg, exact, said):
@@ -69,4 +69,4 @@ def test_another_rate_is_named(tmp_path):
 
 def test_without_jagg_nothing_is_said_of_it(tmp_path):
     text = convergence_markdown.markdown(write_tables(fake({("exact", 1.0): [0.4]}), tmp_path))
-    assert "Reported" not in text and "needs two seeds or more" in text
+    assert "Reported" not in text and "needs 3 seeds or more" in text

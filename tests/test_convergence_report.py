@@ -13,7 +13,7 @@ from experiments.convergence_report import curve_points, hacking_sentence, learn
 def test_the_learning_sentence_keeps_to_its_bar():
     assert "it learned" in learning_sentence(runs(fake({("exact", 1.0): [0.5, 0.6, 0.55]})))
     assert "too little" in learning_sentence(runs(fake({("exact", 1.0): [0.0, 0.6, 0.1]})))
-    assert "needs two seeds" in hacking_sentence(runs(fake({("exact", 1.0): [0.5]})))
+    assert "needs 3 seeds" in hacking_sentence(runs(fake({("exact", 1.0): [0.5, 0.5]})))
 
 
 def test_reward_hacking_is_named():

@@ -34,8 +34,10 @@ def test_measured_stands_beside_reported(tmp_path: Path) -> None:
     step = found["time off a DanceGRPO step, JAGG on 0.6 of the groups"]
     assert step == ["17.3 … 18.2 %", "17.8 ± 0.0 % (cost model: 17.8)", "-"]
     assert found["time off Flow-GRPO-Fast's update"][1:] == ["-", "-"]
-    reward = found["reward, JAGG minus exact, DanceGRPO"]
+    reward = found["reward over the run, JAGG minus exact, DanceGRPO"]
     assert reward[1] == "-" and reward[2].endswith(", equal within the margin (6 seeds)")
-    own, half = found["reward, endpoints without interpolation minus JAGG, DanceGRPO"][2].split("; ")
+    own, half = found["reward over the run, endpoints without interpolation minus JAGG, DanceGRPO"][2].split(
+        "; "
+    )
     assert own.startswith("own s: -0.1125±") and own.endswith(", lower (6 seeds)")
     assert half.startswith("half and half: ") and "equal within the margin" in half

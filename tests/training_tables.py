@@ -63,6 +63,8 @@ def write_tables(
 
 
 def swept(folder: Path, early: dict[float, list[float]], **settings) -> Path:
-    comfortable = fake({("exact", 1.0): [0.4, 0.42], ("exact", 3.0): [0.8, 0.82], ("jagg", 1.0): [9.0]})
+    comfortable = fake(
+        {("exact", 1.0): [0.4, 0.41, 0.42], ("exact", 3.0): [0.8, 0.81, 0.82], ("jagg", 1.0): [9.0]}
+    )
     early_code = fake({("exact", factor): values for factor, values in early.items()}, "paper-eta")
     return write_tables(pd.concat([comfortable, early_code]), folder, **settings)
