@@ -26,7 +26,8 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 PYTHONUNBUF
 
 default=results/gpu device=cuda full=(--dtype bfloat16) tiny=(--rounds 3 --variations base velocities)
 if [ "${1:-}" = --dry-run ]; then
-  default=results/quick/gpu device=cpu full=(--reduced --dtype bfloat16) tiny=(--rounds 1 --variations base --prompts 1 --images 2)
+  default=results/quick/gpu device=cpu full=(--reduced --dtype bfloat16)
+  tiny=(--rounds 1 --variations base --prompts 1 --images 2)
 elif [ $# -gt 0 ]; then
   echo "gpu.sh: unknown argument $1, expected --dry-run or none" >&2
   exit 2
