@@ -186,7 +186,7 @@ def plot(csv: Path) -> Path:
         fontsize=11,
     )
     target = csv.with_suffix(".png")
-    figure.savefig(target, dpi=150, metadata={"Software": None})
+    figure.savefig(target, dpi=110, metadata={"Software": None})
     plt.close(figure)
     convergence_rates.plot(csv, complete_runs)
     _plot_samples(csv, table, plt)
@@ -264,5 +264,5 @@ def _plot_samples(csv: Path, table: pd.DataFrame, plt) -> None:
         axis.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
-    figure.savefig(csv.with_name("convergence-samples.png"), dpi=100, metadata={"Software": None})
+    figure.savefig(csv.with_name("convergence-samples.png"), dpi=75, metadata={"Software": None})
     plt.close(figure)
