@@ -30,6 +30,7 @@ from torch import Tensor
 
 from experiments import paper, speedup_report
 from experiments.laps import laps_path
+from experiments.speedup_cells import SETTING
 from experiments.speedup_settings import Arm, Config, Variation, settings
 from experiments.speedup_source import Source, load_source, make_policy
 from experiments.speedup_step import PHASES, Setting, Step, Timing, Unit
@@ -75,17 +76,7 @@ COLUMNS: dict[str, type] = {
 }
 """Samples are of all ranks, parts of one, counts of one part; ``forward_s`` and ``backward_factor`` are f and
 b of `experiments.speedup_step`."""
-KEY = (
-    "algorithm",
-    "checkpointing",
-    "weights",
-    "group_size",
-    "batch",
-    "anchor_chunk",
-    "velocities",
-    "scheme",
-    "round",
-)
+KEY = (*SETTING, "scheme", "round")
 LAP_COLUMNS: dict[str, type] = {
     **{name: COLUMNS[name] for name in KEY},
     "repetition": int,
