@@ -11,6 +11,7 @@ import pandas as pd
 from experiments import paper
 from experiments.cells import ARMS, SETTINGS
 from experiments.convergence_data import at_main_rate
+from experiments.convergence_report import theme
 from experiments.evaluation import REWARD
 from experiments.paired import mean_and_half
 from repro.console import print_table
@@ -102,12 +103,11 @@ def plot(csv: Path) -> Path:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    import seaborn as sns
 
     table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
     table = table[(table.metric == REWARD) & (table.outcome == OUTCOME) & (table.rates == "same")]
     settings = [name for name in SETTINGS if name in set(table.setting)]
-    sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
+    theme()
     figure, axes = plt.subplots(
         len(settings), 2, figsize=(12, 3.2 * len(settings) + 0.6), constrained_layout=True, squeeze=False
     )

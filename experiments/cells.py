@@ -32,6 +32,7 @@ ArmName: TypeAlias = Literal[
     "endpoints-half",
     "endpoints-nearest",
     "subset",
+    "subset-paper",
     "timestep-fraction",
     "window",
 ]
@@ -64,6 +65,12 @@ def _subset(recipe: Recipe) -> Recipe:
     return replace(recipe, scheme="subset", subset_steps=steps)
 
 
+def _paper_subset(recipe: Recipe) -> Recipe:
+    """Sized by what JAGG costs where velocities are forwarded again, as in the paper."""
+    steps = equal_cost_subset(replace(recipe, scheme="jagg", velocities="recompute"))
+    return replace(recipe, scheme="subset", subset_steps=steps)
+
+
 def _fraction(recipe: Recipe) -> Recipe:
     """DanceGRPO's own shortcut: 0.6 of the steps, each for itself, drawn anew."""
     return replace(recipe, scheme="subset", subset_steps=max(1, round(0.6 * recipe.n_trained)))
@@ -84,6 +91,7 @@ ARMS: dict[ArmName, Arm] = {
     "endpoints-half": Arm("endpoints: half and half", lambda r: replace(r, scheme="endpoints-half")),
     "endpoints-nearest": Arm("endpoints: nearest", lambda r: replace(r, scheme="endpoints-nearest")),
     "subset": Arm("exact on fewer steps, JAGG's cost", _subset, claim=True),
+    "subset-paper": Arm("exact on fewer steps, cost of the paper's JAGG", _paper_subset, claim=True),
     "timestep-fraction": Arm("exact on 0.6 of the steps", _fraction, whole=True),
     "window": Arm("noise in a window of one group", _window, whole=True),
 }

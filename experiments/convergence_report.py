@@ -153,12 +153,11 @@ def plot(csv: Path) -> Path:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    import seaborn as sns
 
     complete_runs, spending = complete(csv), spent(csv)
     table = at_main_rate(complete_runs)
     settings = [name for name in SETTINGS if name in set(table.setting)]
-    sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
+    theme()
     figure, axes = plt.subplots(
         len(settings), 4, figsize=(16, 3.6 * len(settings) + 1), constrained_layout=True, squeeze=False
     )
@@ -211,6 +210,14 @@ def curve_points(here: pd.DataFrame, spending: pd.DataFrame, x: str) -> pd.DataF
             mean, half = mean + baseline[step].mean() - baseline[same].mean(), math.nan
         rows.append((arm, points[x].mean() if x != "step" else step, mean, half))
     return pd.DataFrame(rows, columns=["arm", "x", "mean", "half"])
+
+
+def theme() -> None:
+    """Figures in which every arm has a colour of its own, in the order of `ARMS`."""
+    import seaborn as sns
+
+    palette = [*sns.color_palette("colorblind"), "black"]  # which has ten
+    sns.set_theme(style="whitegrid", context="paper", palette=palette)
 
 
 def _curves(axis, points: pd.DataFrame) -> None:

@@ -6,7 +6,7 @@ process, so that whatever else the machine does meets them alike; the first roun
 row of the table is one step: seconds per phase, peak memory, the passes that were made, and beside them what
 the cost model predicts for the update from one forward and one backward measured in the same round.
 
-Several ranks take each step together, on a sharded transformer and a share of the prompts; rank 0's clock is
+Several ranks take each step together, on a sharded transformer and a part of the samples; rank 0's clock is
 what is written, into a table of their own number.
 
 The updates' laps (`experiments.laps`) have a table of their own, ``speedup-laps.csv``.
@@ -97,7 +97,7 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
     config = _quick(config, ranks) if config.quick else config
     if config.rounds < 1:
         raise ValueError(f"rounds is {config.rounds}: take 1 or more, 6 for an interval of 95 %")
-    ranks.share(range(config.prompts), "prompts per step")
+    ranks.parts(config.prompts, config.images, "prompts per step")
     wanted = settings(config, ranks.size)
     source = load_source(config)
     folder = (config.out or Path("results/quick" if config.quick else "results")) / source.name

@@ -81,9 +81,9 @@ def settings(config: Config, ranks: int = 1) -> dict[Setting, list[Arm]]:
 
     Args:
         config: as it is on every rank.
-        ranks: processes that share the prompts; batches are of one's samples.
+        ranks: processes that share the samples; batches are of one's.
     """
-    samples = config.prompts // ranks * config.images
+    samples = config.prompts * config.images // ranks
     batch = config.batch or samples
     plain = [_arm("exact"), _arm("jagg"), _arm("routed")]
     chosen: dict[Setting, list[Arm]] = {}

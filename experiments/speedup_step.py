@@ -17,10 +17,8 @@ measured by putting z * w in the network's place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -28,10 +26,12 @@ import torch
 from torch import Tensor
 
 from experiments.laps import ENOUGH, Lap, Laps
+from experiments.memory import peak_memory
 from repro.backbones import Conditioning, bind
 from repro.cost import Counts
 from repro.gradient import GradientReport, VelocityFn, accumulate_gradient
-from repro.grpo import ClippedSurrogate, group_advantages
+from repro.grpo import ClippedSurrogate
+from repro.parallel import shared_advantages
 from repro.policy import Policy
 from repro.ranks import ALONE, Ranks
 from repro.recipes import Algorithm, Recipe
@@ -109,15 +109,15 @@ class Step:
     Args:
         policy: in the mode that `setting` asks for.
         scorer: of images, or None to draw random advantages (a random model's images say nothing).
-        prompts: one group of `recipe.images` each; this rank takes its share of them.
+        prompts: one group of `recipe.images` each; this rank takes its part of them.
         recipe: sampler and trained steps.
         setting: see there; its batch must divide the number of samples.
         seed: of noise, window and random advantages.
         optimizer: whether AdamW takes a step.
-        ranks: who shares the prompts; the policy's.
+        ranks: who shares the samples; the policy's.
 
     Raises:
-        ValueError: if the batch does not divide the rank's samples, or the ranks the prompts.
+        ValueError: if the batch does not divide the rank's samples, or the ranks all samples.
     """
 
     def __init__(
@@ -133,22 +133,24 @@ class Step:
     ) -> None:
         self.policy, self.scorer, self.recipe, self.setting = policy, scorer, recipe, setting
         self.ranks = ranks
-        share = ranks.share(range(len(prompts)), "prompts per step")
-        total = len(share) * recipe.images
+        mine = ranks.parts(len(prompts), recipe.images, "prompts per step")
+        images = len(mine[0][1])
+        total = len(mine) * images
         if total % setting.batch:
             raise ValueError(
                 f"{total} samples do not divide into parts of {setting.batch}: choose another batch"
             )
-        own = [prompts[i] for i in share]
-        self.prompts = [prompt for prompt in own for _ in range(recipe.images)]
+        own = [prompts[i] for i, _ in mine]
+        self.prompts = [prompt for prompt in own for _ in range(images)]
         self._generator = torch.Generator().manual_seed(seed)
         self.noisy = recipe.noisy_steps(self._generator)
         self._sigmas = recipe.sigmas
         self._kernels = recipe.kernels(self.noisy)
         noise = torch.randn(len(prompts), *policy.latent_shape(), generator=self._generator)
-        noise = noise[list(share)].repeat_interleave(recipe.images, dim=0).to(policy.device)
+        noise = noise[[i for i, _ in mine]].repeat_interleave(images, dim=0).to(policy.device)
+        self._generator.manual_seed(seed + ranks.rank)  # the images of one prompt differ on other ranks, too
         conditioning = policy.encode(own, negative=recipe.guidance > 1)
-        conditioning = conditioning.repeat_interleave(recipe.images)
+        conditioning = conditioning.repeat_interleave(images)
         parts = [slice(i, i + setting.batch) for i in range(0, total, setting.batch)]
         self.parts = [Part(conditioning.index(p), noise[p]) for p in parts]
         self._optimizer = (
@@ -253,8 +255,8 @@ class Step:
             return list(advantages.split(self.setting.batch))
         with clock("reward"):
             rewards = self.scorer(images, self.prompts)
-        grouped = rewards.view(-1, self.recipe.images)
-        return list(group_advantages(grouped).flatten().to(self.policy.device).split(self.setting.batch))
+            advantages = shared_advantages(rewards, self.recipe.images, self.ranks)
+        return list(advantages.to(self.policy.device).split(self.setting.batch))
 
     def _accumulate(
         self, scheme: Scheme, trajectory: Trajectory, advantages: Tensor, velocity: VelocityFn
@@ -274,26 +276,3 @@ class Step:
     def _drop_gradients(self) -> None:
         for parameter in self.policy.parameters:
             parameter.grad = None
-
-
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[list[int]]:
-    """Yields a list that holds, afterwards, the most bytes in use within the context, if that can be told.
-
-    On a GPU what torch had allocated on it; on a CPU the process's resident memory, all libraries included.
-    """
-    found: list[int] = []
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        yield found
-        found.append(torch.cuda.max_memory_allocated(device))
-        return
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
-    except OSError:
-        yield found
-        return
-    yield found
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            found.append(int(line.split()[1]) * 1024)

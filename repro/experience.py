@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from repro.grpo import group_advantages
+from repro.parallel import shared_advantages
 from repro.ranks import ALONE, Ranks
 from repro.rollout import Trajectory, sample
 from repro.sde import Kernel
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """One prompt's group of B images.
+    """One prompt's group of B images, or this rank's part of it.
 
     Attributes:
         prompt: the text.
@@ -34,7 +34,7 @@ class Experience:
         trajectory: of the B samples, S sampling steps.
         images: (B, 3, H, W) in [0, 1].
         rewards: (B,), as the scorer gave them.
-        advantages: (B,), normalised within the group and clipped.
+        advantages: (B,), normalised within the whole group and clipped.
     """
 
     prompt: str
@@ -59,34 +59,36 @@ def gather(
     policy_version: int = 0,
     ranks: Ranks = ALONE,
 ) -> Iterator[Experience]:
-    """Sample, decode and score, one prompt at a time: of all prompts, this rank's share.
+    """Sample, decode and score, one prompt at a time: of all prompts and images, this rank's part.
 
     Args:
         backbone: the policy.
         scorer: the reward.
         prompts: one group each.
-        images_per_prompt: B, at least 2, or there is nothing to compare a reward with.
+        images_per_prompt: at least 2, or there is nothing to compare a reward with.
         sigmas: (S + 1,), the sampler's noise levels.
         kernel: the sampler's transition, or one a step.
         seed: with a prompt's index, of its initial noise and its sampling noise.
         guidance: true classifier-free guidance, 1 for none.
         advantage_clip: largest absolute advantage.
         policy_version: the trajectories', see `repro.rollout.Trajectory`.
-        ranks: who shares the prompts; N must divide them.
+        ranks: who shares the prompts or, where there are fewer prompts than ranks, their images.
     """
     from repro.backbones import bind
 
     if images_per_prompt < 2:
         raise ValueError(f"{images_per_prompt} images a prompt cannot be compared: take 2 or more")
-    for i in ranks.share(range(len(prompts)), "prompts"):
+    for i, own in ranks.parts(len(prompts), images_per_prompt, "prompts"):
         prompt = prompts[i]
         generator = torch.Generator().manual_seed(seed * 1_000_003 + i)
-        conditioning = backbone.encode([prompt], negative=guidance > 1).repeat(images_per_prompt)
+        conditioning = backbone.encode([prompt], negative=guidance > 1).repeat(len(own))
         noise = torch.randn(1, *backbone.latent_shape(), generator=generator)
-        noise = noise.expand(images_per_prompt, *noise.shape[1:]).to(backbone.device)
+        noise = noise.expand(len(own), *noise.shape[1:]).to(backbone.device)
         velocity = bind(backbone, conditioning, sigmas, guidance)
-        trajectory = sample(velocity, noise, sigmas, kernel, generator, policy_version)
+        trajectory = sample(
+            velocity, noise, sigmas, kernel, generator, policy_version, part=(own, images_per_prompt)
+        )
         images = backbone.decode(trajectory.final)
-        rewards = scorer(images, [prompt] * images_per_prompt)
-        advantages = group_advantages(rewards[None], advantage_clip)[0].to(noise.device)
+        rewards = scorer(images, [prompt] * len(own))
+        advantages = shared_advantages(rewards, images_per_prompt, ranks, advantage_clip).to(noise.device)
         yield Experience(prompt, conditioning, trajectory, images, rewards, advantages)

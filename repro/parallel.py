@@ -113,23 +113,21 @@ def sync_once(module: FSDPModule, velocity: VelocityFn, backwards: int) -> Itera
         raise ValueError(f"{made} backwards were made where {backwards} were announced: announce them all")
 
 
-def advantages_of_split_groups(rewards: Tensor, ranks: Ranks, clip: float = 5.0) -> Tensor:
-    """This rank's advantages where every prompt's group of images is spread over all ranks.
-
-    For a trainer of one's own: the trainer here shares whole groups, prompt by prompt, and a group that lies
-    on one rank needs no other (`repro.grpo.group_advantages`).
+def shared_advantages(rewards: Tensor, group_size: int, ranks: Ranks, clip: float = 5.0) -> Tensor:
+    """This rank's advantages, normalised within groups that lie on one rank or on several.
 
     Args:
-        rewards: (P, G / N), this rank's images of the same P prompts.
-        ranks: where this is.
-        clip: see `group_advantages`.
+        rewards: (n,), of this rank's samples: those of `Ranks.parts`, all of them or, of whole groups, some
+            of all ranks' groups at a time.
+        group_size: G, the images of a prompt.
+        ranks: where this is; all must call.
+        clip: see `repro.grpo.group_advantages`.
 
     Returns:
-        (P, G / N), each normalised within its group of G.
+        (n,), where the rewards are.
     """
-    parts = [torch.empty_like(rewards) for _ in range(ranks.size)]
-    dist.all_gather(parts, rewards.contiguous())
-    return group_advantages(torch.cat(parts, dim=1), clip).chunk(ranks.size, dim=1)[ranks.rank]
+    groups = ranks.cat(rewards).view(-1, group_size)
+    return group_advantages(groups, clip).flatten().chunk(ranks.size)[ranks.rank].to(rewards.device)
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -69,6 +69,35 @@ class Ranks:
         each = len(items) // self.size
         return items[self.rank * each : (self.rank + 1) * each]
 
+    def parts(self, groups: int, each: int, what: str = "groups") -> list[tuple[int, range]]:
+        """This rank's samples of groups that belong together, such as the images of every prompt.
+
+        Whole groups where N divides their number, otherwise a part of one that others have the rest of.
+        One rank after the other they are all samples, group by group.
+
+        Args:
+            groups: how many.
+            each: samples of a group.
+            what: the groups' name in the message.
+
+        Returns:
+            Pairs of a group and of the samples in it.
+
+        Raises:
+            ValueError: if the ranks would not get equally many; see `share`.
+        """
+        if groups % self.size == 0:
+            return [(group, range(each)) for group in self.share(range(groups), what)]
+        ranks_each, rest = divmod(self.size, groups)
+        if rest or each % ranks_each:
+            raise ValueError(
+                f"{groups} {what} of {each} do not divide over {self.size} ranks: take a multiple of it, or "
+                "a divisor of it with groups that divide over the ranks of each"
+            )
+        count = each // ranks_each
+        first = self.rank % ranks_each * count
+        return [(self.rank // ranks_each, range(first, first + count))]
+
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in the order of ranks; what is gathered is pickled, so keep it small."""
         if self.size == 1:

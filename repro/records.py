@@ -54,24 +54,22 @@ class StepRecord(NamedTuple):
     seconds: dict[str, float]
 
 
-def _unknown() -> Tensor:
-    return torch.full((1, 2), math.nan)
-
-
 @dataclass
 class Tally:
     """Collects a step's row; what a fault left out is nan.
 
     Attributes:
-        rewards, advantages: (P, B).
+        group_size: B, images of a prompt.
+        rewards, advantages: (n,), of groups one after the other.
         losses, grad_norms: one per update.
         updates: optimizer steps made.
         rollout_forwards, reference_forwards: passes of one image at one step, through the sampled policy and
             through the reference.
     """
 
-    rewards: Tensor = field(default_factory=_unknown)
-    advantages: Tensor = field(default_factory=_unknown)
+    group_size: int
+    rewards: Tensor = field(init=False)
+    advantages: Tensor = field(init=False)
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     updates: int = 0
@@ -79,19 +77,23 @@ class Tally:
     reference_forwards: int = 0
     _reports: list[tuple[GradientReport, int]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.rewards = self.advantages = torch.full((self.group_size,), math.nan)
+
     @staticmethod
     def merge(tallies: Sequence[Tally]) -> Tally:
-        """One step's tallies, one of each rank's prompts, as if one process had counted them all.
+        """One step's tallies, one of each rank's samples, as if one process had counted them all.
 
         Losses, gradient norms, updates and the rollout's forwards are every rank's already.
         """
-        return replace(
+        merged = replace(
             tallies[0],
-            rewards=torch.cat([t.rewards for t in tallies]),
-            advantages=torch.cat([t.advantages for t in tallies]),
             reference_forwards=sum(t.reference_forwards for t in tallies),
             _reports=[report for t in tallies for report in t._reports],
         )
+        merged.rewards = torch.cat([t.rewards for t in tallies])
+        merged.advantages = torch.cat([t.advantages for t in tallies])
+        return merged
 
     def begin_update(self) -> None:
         """From here on reports belong to another update."""
@@ -104,13 +106,15 @@ class Tally:
 
     def metrics(self) -> dict[str, Any]:
         """The row, without step, learning_rate and fault."""
+        rewards = self.rewards.view(-1, self.group_size)
+        advantages = self.advantages.view(-1, self.group_size)
         row: dict[str, Any] = {
-            "reward_mean": float(self.rewards.mean()),
-            "reward_std": float(self.rewards.std()),
-            "reward_group_std": float(self.rewards.std(1).mean()),
-            "advantage_std": float(self.advantages.std()),
-            "advantage_max": float(self.advantages.abs().max()),
-            "silent_prompts": int((self.advantages == 0).all(1).sum()),
+            "reward_mean": float(rewards.mean()),
+            "reward_std": float(rewards.std()),
+            "reward_group_std": float(rewards.std(1).mean()),
+            "advantage_std": float(advantages.std()),
+            "advantage_max": float(advantages.abs().max()),
+            "silent_prompts": int((advantages == 0).all(1).sum()),
             "loss": _mean(self.losses),
             "ratio_mean": self._over_images(lambda r: r.ratio_mean),
             "ratio_deviation": max((r.ratio_max_deviation for r, _ in self._reports), default=math.nan),

@@ -120,6 +120,7 @@ def sample(
     generator: torch.Generator | None = None,
     policy_version: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    part: tuple[range, int] | None = None,
 ) -> Trajectory:
     """Samples from the policy, without gradients.
 
@@ -133,6 +134,8 @@ def sample(
             the same trajectory. Steps without noise draw nothing.
         policy_version: kept with the trajectory; see `accumulate_gradient`.
         progress: called with (steps done, S) after each step.
+        part: which samples these are, of how many; by default all. Noise is drawn for all of them, so that a
+            sample's does not depend on which others are sampled here.
 
     Raises:
         ValueError: if sigmas, the number of kernels or the velocity's shape are not as above.
@@ -154,7 +157,7 @@ def sample(
                 )
             mean, std = step_kernel.transition(latents[i : i + 1], v, sigmas[i], sigmas[i + 1])
             if bool((std > 0).all()):
-                latents[i + 1] = (mean + std * _draw(mean, generator))[0]
+                latents[i + 1] = (mean + std * _draw(mean, generator, part))[0]
                 log_probs.append(log_prob(latents[i + 1 : i + 2], mean, std)[0])
             else:
                 latents[i + 1] = mean[0]
@@ -216,10 +219,13 @@ def _kernels(kernel: Kernel | Sequence[Kernel], sigmas: Tensor) -> tuple[Kernel,
     return tuple(kernels)
 
 
-def _draw(mean: Tensor, generator: torch.Generator | None) -> Tensor:
+def _draw(mean: Tensor, generator: torch.Generator | None, part: tuple[range, int] | None) -> Tensor:
     # On the generator's device, so that a seed means the same noise whatever the latents live on.
     device = mean.device if generator is None else generator.device
-    return torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device).to(mean.device)
+    own, total = part or (range(mean.shape[1]), mean.shape[1])
+    shape = (1, total, *mean.shape[2:])
+    drawn = torch.randn(shape, generator=generator, dtype=mean.dtype, device=device)
+    return drawn[:, own.start : own.stop].to(mean.device)
 
 
 def _selector(steps: list[int]) -> slice | list[int]:

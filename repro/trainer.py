@@ -11,9 +11,9 @@ each is scaled by its share of N, so their size does not change the result.
 Every random number of a step comes from (seed, step) alone, never from a generator that lives on. So a run
 that was killed continues from its last checkpoint to the same weights and metrics as one that was not.
 
-Several ranks share the prompts of a step. What is random about a prompt comes from its place among all of
-them, gradients are averaged over the ranks (`repro.parallel`), and metrics are those of all prompts: the same
-run, on any number of ranks.
+Several ranks share the prompts of a step or, of fewer prompts than ranks, their images. What is random about
+a prompt comes from its place among all of them, gradients are averaged over the ranks (`repro.parallel`), and
+metrics are those of all samples: the same run, on any number of ranks.
 
 A step that cannot be learned from (a scorer that raises or returns no finite numbers, a gradient or loss that
 is not finite) makes no update from there on. It is recorded with its fault and with the updates before it,
@@ -66,7 +66,7 @@ class Trainer:
         prompts: to train on, drawn without replacement, anew in each pass over them.
         seed: with the step's number, of everything random.
         steps: the length of the run, for the schedule of the learning rate.
-        ranks: who shares the prompts; the policy's.
+        ranks: who shares the samples; the policy's.
 
     Raises:
         ValueError: settings that contradict each other, or that do not divide over the ranks.
@@ -114,7 +114,7 @@ class Trainer:
 
     def step(self) -> StepRecord:
         """One training step, or a skipped one with its fault recorded."""
-        clock, tally = Stopwatch(self.policy.device), Tally()
+        clock, tally = Stopwatch(self.policy.device), Tally(self.recipe.images)
         rate = self._schedule.get_last_lr()[0]
         fault = None
         try:
@@ -122,8 +122,8 @@ class Trainer:
             with clock("rollout"):
                 experiences = self._gather(noisy, clock)
             tally.rollout_forwards = self.recipe.sampling_steps * self.recipe.prompts * self.recipe.images
-            tally.rewards = torch.stack([e.rewards.float().cpu() for e in experiences])
-            tally.advantages = torch.stack([e.advantages.float().cpu() for e in experiences])
+            tally.rewards = torch.cat([e.rewards.float().cpu() for e in experiences])
+            tally.advantages = torch.cat([e.advantages.float().cpu() for e in experiences])
             for update in range(self.recipe.updates):
                 with clock("update"):
                     self._accumulate(experiences, noisy, update, tally)
@@ -184,12 +184,12 @@ class Trainer:
     def _accumulate(self, experiences: list[Experience], noisy: range, update: int, tally: Tally) -> None:
         """Fill .grad with the gradient of one update's loss: sharded, it becomes the mean over the ranks."""
         recipe = self.recipe
-        share = range(update, recipe.images, recipe.updates)
+        parts = self.ranks.parts(recipe.prompts, recipe.images)
+        share = range(update, len(parts[0][1]), recipe.updates)
         micro_batch = recipe.micro_batch or len(share)
-        total = len(share) * len(experiences)
+        total = len(share) * len(parts)
         tally.begin_update()
-        places = self.ranks.share(range(recipe.prompts))  # among all ranks' prompts
-        for i, experience in zip(places, experiences, strict=True):
+        for (i, _), experience in zip(parts, experiences, strict=True):
             steps, scheme = recipe.trained_steps(noisy, self._generator("steps", update, i))
             for start in range(0, len(share), micro_batch):
                 images = share[start : start + micro_batch]

@@ -61,9 +61,14 @@ def validate_ranks(recipe: Recipe, ranks: Ranks) -> None:
     """Refuse a recipe whose training step cannot be split over the ranks: they must make equally many passes.
 
     Raises:
-        ValueError: prompts that do not divide, or prompts that are trained on unequally many anchors.
+        ValueError: samples that do not divide, or prompts that are trained on unequally many anchors.
     """
-    ranks.share(range(recipe.prompts), "prompts per training step")
+    images = len(ranks.parts(recipe.prompts, recipe.images, "prompts per training step")[0][1])
+    if images % recipe.updates:
+        raise ValueError(
+            f"{images} images of a prompt on a rank do not divide into {recipe.updates} updates: take other "
+            "numbers of images, updates or ranks"
+        )
     if ranks.size > 1 and recipe.scheme == "routed" and recipe.timestep_fraction < 1:
         raise ValueError(
             "scheme routed with a timestep_fraction below 1 gives some prompts more backwards than others, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from experiments.cells import ARMS, SETTINGS, Cell, arms_of, plan_cells
@@ -34,6 +36,9 @@ def test_the_subset_costs_what_jagg_does():
     base = dance_grpo(bundled=True)
     jagg, subset = (ARMS[name].change(base).update_cost() for name in ("jagg", "subset"))
     assert subset == jagg < ARMS["exact"].change(base).update_cost()
+    paper, steps = (replace(base, velocities="recompute"), ARMS["subset-paper"].change(base).subset_steps)
+    # Each of JAGG's 12 forwards and, of 6 anchors, 2 more (b = 2) buys 3 of an exact step.
+    assert 3 * steps == ARMS["jagg"].change(paper).update_cost() == 12 + 6 * 2
     assert ARMS["timestep-fraction"].change(base).subset_steps == 7  # 0.6 of 12 steps
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,13 +30,13 @@ from experiments.layouts import LAYOUTS, gathered_size, problem, update
 from repro.backbones.synthetic import build
 from repro.grpo import group_advantages
 from repro.optimizer import make_optimizer
-from repro.parallel import advantages_of_split_groups, blocks, full_gradients, load, save, sync_once
+from repro.parallel import blocks, full_gradients, load, save, shared_advantages, sync_once
 from repro.ranks import Ranks, spawn
 from repro.recipes import Recipe
 from repro.results import Table
 
 GROUPS, W = 2, 4
-REWARDS = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+REWARDS = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 ROWS = [
     *((layout, False, held_back) for layout in LAYOUTS for held_back in (False, True)),
     ("jagg-joint", True, False),
@@ -44,6 +46,12 @@ ROWS = [
 
 def state(network: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict[str, Any]:
     return {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+
+
+def advantages(rewards: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """This rank's, of groups as rows."""
+    own = [rewards[group, samples.start : samples.stop] for group, samples in ranks.parts(*rewards.shape)]
+    return shared_advantages(torch.cat(own), rewards.shape[1], ranks)
 
 
 def on_each_rank(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -64,7 +72,6 @@ def on_each_rank(ranks: Ranks, folder: Path) -> dict[str, Any]:
     optimizer, _ = make_optimizer(list(half.policy.parameters()), Recipe(learning_rate=1e-2), updates=1)
     optimizer.step()
     save(folder / "checkpoint", state(half.policy, optimizer, 7))
-    mine = REWARDS.chunk(ranks.size, dim=1)[ranks.rank]
     return {
         "rows": rows,
         "half_error": half_error,
@@ -72,7 +79,7 @@ def on_each_rank(ranks: Ranks, folder: Path) -> dict[str, Any]:
         "miscounted": miscounted,
         "weights": {n: p.full_tensor().detach() for n, p in half.policy.named_parameters()},
         "moments": [optimizer.state[p]["exp_avg"].full_tensor() for p in half.policy.parameters()],
-        "advantages": advantages_of_split_groups(mine, ranks),
+        "advantages": {groups: advantages(REWARDS[:groups], ranks) for groups in (1, 4)},
         "prompts": ranks.share(["a", "b", "c", "d"]),
     }
 
@@ -158,8 +165,27 @@ def test_a_wrong_number_of_backwards_is_refused(found: list[dict[str, Any]]) -> 
     assert "0 backwards were made where 2 were announced" in found[0]["miscounted"]
 
 
-def test_groups_split_over_ranks(found: list[dict[str, Any]]) -> None:
-    torch.testing.assert_close(torch.cat([r["advantages"] for r in found], dim=1), group_advantages(REWARDS))
+@pytest.mark.parametrize("groups", [4, 1], ids=["whole", "split"])
+def test_advantages_of_groups_on_a_rank_or_on_both(found: list[dict[str, Any]], groups: int) -> None:
+    together = torch.cat([r["advantages"][groups] for r in found]).view(groups, -1)
+    torch.testing.assert_close(together, group_advantages(REWARDS[:groups]))
+
+
+@given(groups=st.integers(1, 12), each=st.integers(1, 12), size=st.integers(1, 12))
+def test_parts_are_all_samples_once(groups: int, each: int, size: int) -> None:
+    ranks = [Ranks(rank, size) for rank in range(size)]
+    divides = groups % size == 0 or (size % groups == 0 and each % (size // groups) == 0)
+    if not divides:
+        with pytest.raises(ValueError, match=f"do not divide over {size} ranks"):
+            ranks[0].parts(groups, each)
+        return
+    parts = [rank.parts(groups, each) for rank in ranks]
+    samples = [(group, i) for part in parts for group, own in part for i in own]
+    assert samples == [(group, i) for group in range(groups) for i in range(each)]
+    assert len({sum(len(own) for _, own in part) for part in parts}) == 1
+
+
+def test_a_share_of_prompts(found: list[dict[str, Any]]) -> None:
     assert [list(r["prompts"]) for r in found] == [["a", "b"], ["c", "d"]]
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import CAPTIONS, build_clip, build_flux, build_hpsv2
 
-from experiments import convergence, cosine, speedup
+from experiments import ablation, convergence, cosine, speedup
 from experiments.laps import laps_path
 from repro.backbones import load
 from repro.overrides import Overrides
@@ -27,6 +27,10 @@ from repro.results import read
 from repro.trainer import Trainer
 
 TABLES = ("convergence.csv", "convergence-training.csv")
+SPLIT = Overrides(
+    sampling_steps=5, prompts=1, images=8, updates=2, stale="recompute", micro_batch=1, learning_rate=1e-3
+)
+"""One prompt, whose images the ranks share, and two updates on them."""
 
 
 def training(folder: Path, out: str, **changes: Any) -> convergence.Config:
@@ -67,8 +71,18 @@ def measuring(folder: Path, out: str) -> cosine.Config:
     )
 
 
+def comparing(folder: Path, out: str) -> ablation.Config:
+    """Flow-GRPO-Fast with adapters: arms of more and of fewer backwards."""
+    recipe = Overrides(
+        sampling_steps=6, window_range=(0, 5), prompts=2, images=2, learning_rate=1e-2, lora_rank=2
+    )
+    changes = {"arms": ("exact", "jagg", "subset"), "settings": ("comfortable",)}
+    config = training(folder, out, recipe=recipe, algorithm="flow_grpo_fast", **changes)
+    return ablation.Config(**{field.name: getattr(config, field.name) for field in fields(config)})
+
+
 def timing(folder: Path) -> speedup.Config:
-    """A step of two prompts, one a rank, by every algorithm."""
+    """A step of one prompt, half of its images a rank, by every algorithm."""
     return speedup.Config(
         model=str(folder / "random-flux"),
         reward=f"hpsv2:{folder / 'hpsv2'}",
@@ -76,8 +90,8 @@ def timing(folder: Path) -> speedup.Config:
         variations=("base",),
         schemes=("jagg",),
         rounds=1,
-        prompts=2,
-        images=2,
+        prompts=1,
+        images=4,
         out=folder / "two",
     )
 
@@ -104,6 +118,8 @@ def on_each_rank(ranks: Ranks, folder: Path) -> str:
     convergence.train_cells(training(folder, "two", save=True), ranks)
     stop_in_the_second_step(training(folder, "two-then-one"), ranks)
     convergence.train_cells(training(folder, "one-then-two"), ranks)
+    convergence.train_cells(training(folder, "split-two", recipe=SPLIT), ranks)
+    ablation.run(comparing(folder, "two"), ranks)
     cosine.run(replace(measuring(folder, "two"), quick=True, prompts=16), ranks)
     speedup.run(timing(folder), ranks)
     try:
@@ -134,8 +150,8 @@ def found(folder: Path) -> list[str]:
 
 
 def assert_same(found: Path, expected: Path) -> None:
-    """Equal texts, and numbers up to rounding: diversity, an evaluation, is 1 - a cosine near 1."""
-    atol = 1e-6 if expected.name == TABLES[0] else 1e-7
+    """Equal texts, and numbers up to rounding, also that of differences, such as diversity, 1 - a cosine."""
+    atol = {"convergence.csv": 1e-6, "ablation.csv": 1e-5}.get(expected.name, 1e-7)
     pd.testing.assert_frame_equal(read(found), read(expected), check_exact=False, rtol=1e-5, atol=atol)
 
 
@@ -147,6 +163,19 @@ def test_training_is_the_single_processs(found: list[str], folder: Path) -> None
     for name in TABLES:
         assert_same(tables(folder, "two") / name, tables(folder, "one") / name)
     assert not (tables(folder, "two") / ".states").exists()
+
+
+def test_a_prompts_images_are_split_over_ranks(found: list[str], folder: Path) -> None:
+    convergence.train_cells(training(folder, "split-one", recipe=SPLIT))
+    for name in TABLES:
+        assert_same(tables(folder, "split-two") / name, tables(folder, "split-one") / name)
+
+
+def test_adapters_and_contrasts_of_flow_grpo_fast(found: list[str], folder: Path) -> None:
+    one = ablation.run(comparing(folder, "one"))
+    two = folder / "two" / one.parent.name
+    for name in (*TABLES, one.name):
+        assert_same(two / name, one.parent / name)
 
 
 def test_the_trained_policy_is_whole(found: list[str], folder: Path) -> None:

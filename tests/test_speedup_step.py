@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from experiments.laps import ENOUGH
-from experiments.speedup_step import PHASES, Setting, Step, peak_memory
+from experiments.memory import peak_memory
+from experiments.speedup_step import PHASES, Setting, Step
 from repro.backbones import synthetic
 from repro.cost import CostModel
 from repro.policy import Policy
