@@ -2,8 +2,9 @@
 
 Two ways: in seconds, round by round, where the two ran one after the other, as the median over rounds of 1 -
 scheme / exact; and in forwards timed beside every lap (`experiments.laps`), which is what the cost model is
-held against, as it knows nothing of a machine whose speed changes. A median's interval is from order
-statistics: the narrowest that covers 95 %, or with fewer than 6 rounds the range.
+held against, as it knows nothing of a machine whose speed changes. It knows nothing of what a call of the
+network costs however few samples are in it, either: cells where that shows are marked. A median's interval is
+from order statistics: the narrowest that covers 95 %, or with fewer than 6 rounds the range.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ SETTING = (
 )
 REST = [f"{phase}_s" for phase in PHASES if phase != "update"]
 OVERHEAD_LIMIT = 0.03
-"""A cell whose core takes a larger share of its update than this is marked: its forwards are too short."""
+"""A cell whose update has a larger share of what the cost model leaves out is marked: its forwards are too
+short."""
 AGREEMENT = 0.05
 """How far measured and predicted ratios may be apart."""
 
@@ -72,6 +74,7 @@ class Cell(NamedTuple):
         predicted_step, predicted_update: the same by the cost model, the other phases as measured.
         backward: b.
         overhead: share of the core's own work in the update.
+        fewer_per_call: what calls with fewer anchors in them than exact's add to the update, as a share.
         memory: peak, bytes, nan where unknown.
     """
 
@@ -85,12 +88,18 @@ class Cell(NamedTuple):
     predicted_update: float
     backward: float
     overhead: float
+    fewer_per_call: float
     memory: float
 
     @property
     def error(self) -> float:
         """Priced over predicted ratio of the updates, minus 1."""
         return (1 - self.priced.value) / (1 - self.predicted_update) - 1
+
+    @property
+    def clear(self) -> bool:
+        """Whether the update is the network's passes and little else, as the cost model has it."""
+        return self.overhead + self.fewer_per_call <= OVERHEAD_LIMIT
 
     def of(self, column: str):
         """The setting's value of a column."""
@@ -114,7 +123,9 @@ def cells(csv: Path) -> list[Cell]:
     table = read(csv)
     if not laps_path(csv).exists():
         raise ValueError(f"{csv} has no {laps_path(csv).name} beside it: measure both anew with --fresh")
-    price = prices(read(laps_path(csv)), [*SETTING, "scheme"])
+    laps = read(laps_path(csv))
+    price = prices(laps, [*SETTING, "scheme"])
+    alone = laps.groupby(list(SETTING)).forward_s.median()
     found = []
     for setting, rows in table.groupby(list(SETTING), sort=False):
         exact = rows[rows.scheme == "exact"].set_index("round")
@@ -139,6 +150,7 @@ def cells(csv: Path) -> list[Cell]:
                     predicted_update=1 - own_price / exact_price,
                     backward=model.backward,
                     overhead=max(float((r.overhead_s / r.update_s).median()) for r in (own, exact)),
+                    fewer_per_call=_fewer_per_call(own, exact, alone[setting]),
                     memory=float(own.peak_memory.median()),
                 )
             )
@@ -153,6 +165,28 @@ def _cost_model(rows: pd.DataFrame) -> CostModel:
 def _price(model: CostModel, rows: pd.DataFrame) -> float:
     first = rows.iloc[0]
     return model.price(Counts(int(first.forwards), int(first.recomputes), int(first.backwards)))
+
+
+def _fewer_per_call(own: pd.DataFrame, exact: pd.DataFrame, alone: float) -> float:
+    """How much dearer a backward is than exact's as calls hold fewer anchors, such as the last of 10 by 4.
+
+    A call of m steps costs fixed + m * rest, which a forward of one step and one of m show; that backwards
+    are alike is assumed.
+
+    Args:
+        own: a scheme's rows.
+        exact: those of the exact gradient in the same setting.
+        alone: seconds of a forward of one step.
+    """
+    m = float(exact.anchor_chunk.iloc[0])
+    if m == 1:
+        return 0.0
+    fixed = max(0.0, alone / exact.forward_s.median() - 1) / (1 - 1 / m)  # in forwards of one step among m
+
+    def per_anchor(rows: pd.DataFrame) -> float:
+        return float(1 + fixed * (rows.backward_calls / rows.backwards - 1 / m).iloc[0])
+
+    return per_anchor(own) / per_anchor(exact) - 1
 
 
 def is_base(cell: Cell, table: pd.DataFrame) -> bool:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments import paper
 from experiments.cells import ALGORITHMS
-from experiments.speedup_cells import AGREEMENT, OVERHEAD_LIMIT, Cell, cells, is_base
+from experiments.speedup_cells import AGREEMENT, Cell, cells, is_base
 from experiments.speedup_report import REPORTED
 from experiments.speedup_step import PHASES
 from repro.results import read
@@ -87,8 +87,8 @@ def _agreement(axis: Any, found: list[Cell]) -> None:
     ends = np.array([0.0, 1.15])
     axis.plot(ends, ends, color="0.4", linewidth=1)
     axis.fill_between(ends, ends * (1 - AGREEMENT), ends * (1 + AGREEMENT), color="0.8", label="within 5 %")
-    for clear, label in ((True, "in forwards"), (False, "in forwards, dominated by overhead")):
-        some = [c for c in found if (c.overhead <= OVERHEAD_LIMIT) == clear]
+    for clear, label in ((True, "in forwards"), (False, "in forwards, these too short")):
+        some = [c for c in found if c.clear == clear]
         if some:
             style = {} if clear else {"mfc": "none"}
             points = [(1 - c.predicted_update, 1 - c.priced.value) for c in some]
@@ -123,7 +123,7 @@ def _heat(axis: Any, found: list[Cell], table: pd.DataFrame, by: tuple[str, str]
     for cell in kept:
         y, x = ys.index(cell.of(by[0])), xs.index(cell.of(by[1]))
         values[y, x] = 100 * cell.priced.value
-        mark = "*" if cell.overhead > OVERHEAD_LIMIT else ""
+        mark = "" if cell.clear else "*"
         text = f"{values[y, x]:.1f}{mark}\n({100 * cell.predicted_update:.1f})"
         axis.text(x, y, text, ha="center", va="center", fontsize=7)
     axis.imshow(values, aspect="auto", cmap="Blues", vmin=0, vmax=80)

@@ -12,7 +12,7 @@ from experiments import paper
 from experiments.cells import ALGORITHMS
 from experiments.markdown import listed
 from experiments.markdown import table as markdown_table
-from experiments.speedup_cells import AGREEMENT, OVERHEAD_LIMIT, Cell, cells, is_base
+from experiments.speedup_cells import AGREEMENT, Cell, cells, is_base
 from repro.console import print_table
 from repro.results import read
 
@@ -31,13 +31,13 @@ def verdict(found: list[Cell]) -> str:
     # Schemes that make exact's very passes show how far the clock errs, not how good the model is.
     compared = [c for c in others if c.predicted_update != 0]
     same = [c for c in others if c.predicted_update == 0]
-    clear = [c for c in compared if c.overhead <= OVERHEAD_LIMIT]
+    clear = [c for c in compared if c.clear]
     close = [c for c in clear if abs(c.error) <= AGREEMENT]
     marked = len(compared) - len(clear)
     parts = [
         f"Measured and predicted update ratios agree within {100 * AGREEMENT:.0f} % in {len(close)} of "
         f"{len(clear)} cells in forwards"
-        + (f" ({marked} more, marked *, too short for the core's overhead)" if marked else "")
+        + (f" ({marked} more, marked *, of forwards too short for that)" if marked else "")
         + f", {_in_seconds(clear)}."
     ]
     if clear:
@@ -110,7 +110,7 @@ def _row(cell: Cell) -> tuple:
         f"{100 * cell.predicted_step:.1f}",
     )
     return (
-        cell.scheme + ("*" if cell.overhead > OVERHEAD_LIMIT else ""),
+        cell.scheme + ("" if cell.clear else "*"),
         f"{sum(cell.seconds.values()):.3g}/{cell.seconds['update']:.3g}",
         *(saved if cell.scheme != "exact" else ["-"] * len(saved)),
         f"{kind} {reported.low:g}…{reported.high:g}" if reported else "-",
@@ -168,7 +168,7 @@ MARKDOWN_HEADINGS = (
 def _markdown_row(cell: Cell) -> tuple[str, ...]:
     kind, reported = REPORTED.get((cell.of("algorithm"), cell.scheme), (None, None))
     return (
-        cell.scheme + (r"\*" if cell.overhead > OVERHEAD_LIMIT else ""),
+        cell.scheme + ("" if cell.clear else r"\*"),
         cell.update.percent(),
         cell.priced.percent(),
         f"{100 * cell.predicted_update:.1f}",

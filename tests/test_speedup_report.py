@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from speedup_tables import made_up
 
@@ -35,7 +36,25 @@ def test_disagreement_and_overhead_are_told(tmp_path: Path) -> None:
     assert cell(found, "jagg-time").error == pytest.approx(0.08)
     assert "in 0 of 2 cells" in verdict(found)
     found = cells(made_up(tmp_path, overhead=10.0))
-    assert "in 0 of 0 cells in forwards (2 more, marked *, too short" in verdict(found)
+    assert "in 0 of 0 cells in forwards (2 more, marked *, of forwards too short" in verdict(found)
+
+
+def test_calls_with_fewer_anchors_are_told_where_a_call_costs(tmp_path: Path) -> None:
+    csv = made_up(tmp_path)
+    table = pd.read_csv(csv)
+    jagg_rows = table.scheme == "jagg-time"
+    table["anchor_chunk"], table.loc[jagg_rows, "backward_calls"] = 4, 3
+    table.loc[~jagg_rows, "backward_calls"] = table.backwards // 4
+    # A call of 4 steps takes 4 * 0.7 of the seconds of one of a single step, so fixed + rest = 1 and
+    # fixed + 4 * rest = 2.8: 0.4 of the one, and so 0.4 / 0.7 of a forward of one step among 4.
+    table["forward_s"] = 0.7 * table.forward_s
+    table.to_csv(csv, index=False)
+    laps = pd.read_csv(laps_path(csv)).assign(anchor_chunk=4)
+    laps.to_csv(laps_path(csv), index=False)
+    found = cells(csv)
+    assert cell(found, "jagg-time").fewer_per_call == pytest.approx(0.4 / 0.7 * (3 / 10 - 1 / 4))
+    assert cell(found, "exact").fewer_per_call == 0
+    assert cell(found, "jagg-time").clear and not cell(found, "jagg-time")._replace(overhead=0.01).clear
 
 
 def test_a_machine_that_slows_down_for_a_while_does_not_change_the_price(tmp_path: Path) -> None:
