@@ -16,7 +16,7 @@ from experiments.cells import ALGORITHMS, ARMS, SETTINGS
 from experiments.convergence_data import at_main_rate
 from experiments.convergence_report import BASELINE, LEARNED, learning
 from experiments.evaluation import REWARD
-from experiments.markdown import listed, signed
+from experiments.markdown import counted, listed, signed
 from experiments.markdown import table as markdown_table
 from experiments.paired import FEWEST, mean_and_half
 from repro.results import read
@@ -152,7 +152,7 @@ def _of_subset(table: pd.DataFrame) -> str:
     sentences = []
     for arm, cost in (("subset", "JAGG's cost"), ("subset-paper", "the cost of JAGG in the paper's layout")):
         of_arm = rows[rows["first"] == arm]
-        found = [f"{row.verdict} ({row.setting}, {row.seeds} seeds)" for row in of_arm.itertuples()]
+        found = [f"{r.verdict} ({r.setting}, {counted(r.seeds, 'seed')})" for r in of_arm.itertuples()]
         if found:
             sentences.append(
                 f"Exact on fewer steps at {cost}, a control that is not among what is reported, minus JAGG: "

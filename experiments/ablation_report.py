@@ -13,6 +13,7 @@ from experiments.cells import ARMS, SETTINGS
 from experiments.convergence_data import at_main_rate
 from experiments.convergence_report import theme
 from experiments.evaluation import REWARD
+from experiments.markdown import counted
 from experiments.paired import mean_and_half
 from repro.console import print_table
 from repro.results import read
@@ -60,7 +61,7 @@ def endpoints_sentence(table: pd.DataFrame) -> str:
     rows = rows[rows["first"].str.startswith("endpoints") & (rows["second"] == "jagg")]
     counts = [
         f"{(some.verdict == 'lower').sum()} of {len(some)} readings lower, "
-        f"{(some.verdict == 'higher').sum()} higher ({setting}, {seeds} seed{'s' * (seeds != 1)})"
+        f"{(some.verdict == 'higher').sum()} higher ({setting}, {counted(seeds, 'seed')})"
         for (setting, seeds), some in rows.groupby(["setting", "seeds"], sort=False)
     ]
     return f"Endpoints-only against JAGG: {'; '.join(counts) or 'no cells yet'}."

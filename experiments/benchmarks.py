@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.markdown import counted
 from repro.results import provenance_path, read
 
 COLUMNS: dict[str, type] = {
@@ -51,7 +52,7 @@ def markdown(csv: Path) -> str:
     fast = ", ".join(
         f"{UPDATES[str(name)]} {ratio:.1f}{_bar(str(name))}" for name, ratio in updates.times_as_fast.items()
     )
-    threads = f"{told['threads']} thread{'s' * (told['threads'] != 1)}"
+    threads = counted(told["threads"], "thread")
     return (
         f"{first['model']} on {first['device']}, {threads}: an update of {first['batch']} samples without "
         "checkpointing is so many times as fast as a plain loop over samples and steps, which is how "

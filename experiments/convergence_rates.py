@@ -14,6 +14,7 @@ import pandas as pd
 from experiments.cells import ALGORITHMS, ARMS, SETTINGS
 from experiments.convergence_data import runs
 from experiments.evaluation import REWARD
+from experiments.markdown import counted
 
 
 def plot(csv: Path, table: pd.DataFrame) -> None:
@@ -63,7 +64,7 @@ def _curves(axis: Any, here: pd.DataFrame, factors: list[float]) -> None:
     for factor, runs_at in here.groupby("lr_factor"):
         curves = runs_at.pivot(index="step", columns="seed", values="value")
         seeds = curves.shape[1]
-        label = f"learning rate ×{factor:.3g}, {seeds} seed{'s' * (seeds != 1)}"
+        label = f"learning rate ×{factor:.3g}, {counted(seeds, 'seed')}"
         axis.plot(curves.index, curves, color=shades[factor], linewidth=0.6, alpha=0.45)
         axis.plot(curves.index, curves.mean(axis=1), color=shades[factor], label=label, linewidth=1.6)
     axis.set(xlabel="training step", ylabel="reward, evaluation prompts")

@@ -19,6 +19,11 @@ def signed(value: float, half: float = math.nan, digits: int = 4) -> str:
     return f"{value:+.{digits}f}" + ("" if math.isnan(half) else f"±{half:.{digits}f}")
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 seed", "2 seeds"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def listed(words: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

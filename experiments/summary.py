@@ -13,14 +13,24 @@ import pandas as pd
 from experiments import paper
 from experiments.ablation_report import OUTCOME
 from experiments.cells import ALGORITHMS, ARMS
+from experiments.convergence_report import BASELINE
 from experiments.cosine_report import JAGG, batch_estimate
 from experiments.evaluation import REWARD
-from experiments.markdown import signed, table
+from experiments.markdown import counted, signed, table
 from experiments.speedup_cells import Cell, cells
 from experiments.speedup_report import PAPER_MODE, ROUTED, mode
 from repro import zoo
 from repro.results import read
 
+READINGS = {
+    **{
+        a: arm.label.removeprefix("endpoints: ") + ": "
+        for a, arm in ARMS.items()
+        if a.startswith("endpoints")
+    },
+    "subset-paper": "at its cost in the paper's layout: ",
+}
+"""What tells arms of one row apart."""
 Measured = Callable[[Path, str], str]
 """What was measured on a model, from the folder of results; "-" where it was not."""
 
@@ -66,16 +76,12 @@ def _cell(csv: Path, algorithm: str, scheme: str) -> Cell | None:
     return max(found, key=lambda c: c.of("batch"), default=None)
 
 
-def _reward(algorithm: str) -> Measured:
-    return lambda results, model: _contrasts(results / f"{model}-{algorithm}", "jagg", "exact")
-
-
-def _endpoints(results: Path, model: str) -> str:
-    return _contrasts(results / f"{model}-dance_grpo", "endpoints", "jagg")
+def _reward(algorithm: str, first: str, second: str) -> Measured:
+    return lambda results, model: _contrasts(results / f"{model}-{algorithm}", first, second)
 
 
 def _contrasts(folder: Path, first: str, second: str) -> str:
-    """Of arms whose names begin with `first`, over the run, in the comfortable setting."""
+    """Of arms whose names begin with `first`, over the run, in the comfortable setting, at the same rate."""
     csv = folder / "ablation.csv"
     if not csv.exists():
         return "-"
@@ -87,9 +93,8 @@ def _contrasts(folder: Path, first: str, second: str) -> str:
 
 
 def _contrast(row: pd.Series) -> str:
-    reading = row["first"].startswith("endpoints")
-    label = ARMS[row["first"]].label.removeprefix("endpoints: ") + ": " if reading else ""
-    return f"{label}{signed(row.difference, row.half_interval)}, {row.verdict} ({row.seeds} seeds)"
+    label = READINGS.get(row["first"], "")
+    return f"{label}{signed(row.difference, row.half_interval)}, {row.verdict} ({counted(row.seeds, 'seed')})"
 
 
 def _cosine(results: Path, model: str) -> str:
@@ -113,13 +118,13 @@ ROWS: tuple[tuple[str, str, Measured], ...] = (
         _update,
     ),
     *(
-        (f"reward over the run, JAGG minus exact, {name}", paper.QUALITY.text, _reward(a))
-        for a, name in ALGORITHMS.items()
-    ),
-    (
-        "reward over the run, endpoints without interpolation minus JAGG, DanceGRPO",
-        paper.ABLATION.text,
-        _endpoints,
+        (f"reward over the run, {what}, {name}", reported, _reward(algorithm, first, second))
+        for what, reported, first, second in (
+            ("JAGG minus exact", paper.QUALITY.text, "jagg", BASELINE),
+            ("endpoints without interpolation minus JAGG", paper.ABLATION.text, "endpoints", "jagg"),
+            ("exact on fewer steps at JAGG's cost minus JAGG", "-", "subset", "jagg"),
+        )
+        for algorithm, name in ALGORITHMS.items()
     ),
     (
         "cosine with the exact gradient, groups 0 … 4",

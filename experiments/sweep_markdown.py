@@ -16,7 +16,7 @@ from experiments.convergence_data import complete, config_of, runs
 from experiments.convergence_markdown import start_words
 from experiments.convergence_report import BASELINE, LEARNED, learning
 from experiments.evaluation import REWARD
-from experiments.markdown import signed
+from experiments.markdown import counted, signed
 from experiments.markdown import table as markdown_table
 from experiments.paired import FEWEST, mean_and_half
 from repro.recipes import Recipe
@@ -83,7 +83,7 @@ def _learns(name: str, outcomes: pd.DataFrame) -> str:
         place = place.replace(")", f", the {'largest' if best == means.index.max() else 'smallest'} tried)")
     changed = f"{place} the reward {'rose' if rises.mean() > 0 else 'fell'} by {abs(rises.mean()):.4f}"
     if len(rises) < FEWEST:
-        few = f"{len(rises)} seed{'s' * (len(rises) > 1)} cannot tell"
+        few = f"{counted(len(rises), 'seed')} cannot tell"
         return f"{name}: {changed}; {few} whether that is learning."
     verdict = "learns" if learning(rises) >= LEARNED else "does not visibly learn"
     return (

@@ -25,7 +25,7 @@ def test_measured_stands_beside_reported(tmp_path: Path) -> None:
     (tmp_path / "tiny-flux").mkdir()
     made_up(tmp_path / "tiny-flux")
     arms = {"exact": rises(0.4), "jagg": rises(0.4, reverse=True)}
-    arms |= {"endpoints-own": rises(0.2), "endpoints-half": rises(0.4)}
+    arms |= {"endpoints-own": rises(0.2), "endpoints-half": rises(0.4), "subset-paper": rises(0.2)}
     folder = tmp_path / "tiny-qwen-image-dance_grpo"
     ablation.write(
         write_tables(fake({(arm, 1.0): values for arm, values in arms.items()}), folder), ablation.Config()
@@ -41,3 +41,5 @@ def test_measured_stands_beside_reported(tmp_path: Path) -> None:
     )
     assert own.startswith("own s: -0.1125±") and own.endswith(", lower (6 seeds)")
     assert half.startswith("half and half: ") and "equal within the margin" in half
+    control = found["reward over the run, exact on fewer steps at JAGG's cost minus JAGG, DanceGRPO"]
+    assert control[:2] == ["-", "-"] and control[2].startswith("at its cost in the paper's layout: -0.1125±")
