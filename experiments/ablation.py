@@ -9,8 +9,9 @@ each paired by seed, per setting, metric and outcome:
   again, minus JAGG: the control that the paper's summary lacks.
 
 The equivalence margin is a share of the exact baseline's own rise, seed by seed (`experiments.paired`), set
-by ``--margin`` before any run, kept in the provenance, and refused if changed later. Where cells of several
-learning rates exist, arms are compared at the same rate and at each arm's own best one, which is chosen for
+by ``--margin`` before any run, kept in the provenance, and refused if changed later. Column ``rates`` tells at
+which learning rates arms are compared: ``same``, the one at which a setting's arms were trained; where cells
+of others exist, also at each of these, such as ``×2``, and at every arm's own ``best``, which is chosen for
 every seed by the other seeds.
 
 ``ablation.csv`` holds the contrasts; ``ablation-efficiency.csv`` holds what a run's rise cost, in backwards,
@@ -157,8 +158,7 @@ def write(cells: Path, config: Config) -> None:
 
 def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]:
     for setting, here in outcomes.groupby("setting", sort=False):
-        same = pd.DataFrame(main_rate(here), index=here.seed.unique(), columns=here.arm.unique())
-        for rates, factors in (("same", same), ("best", best_factors(here))):
+        for rates, factors in _rates(here):
             for metric, of_metric in here.groupby("metric", sort=False):
                 for outcome in OUTCOMES:
                     values = at_factors(of_metric, factors, outcome)
@@ -176,6 +176,15 @@ def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]
                                 "lr_second": factors[second].mode()[0],
                                 **row,
                             }
+
+
+def _rates(here: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The choices of learning rates in a setting: a name, and factors as seeds by arms."""
+    main = main_rate(here)
+    for factor in sorted(here.lr_factor.unique(), key=lambda factor: (factor != main, factor)):
+        name = "same" if factor == main else f"×{factor:g}"
+        yield name, pd.DataFrame(factor, index=here.seed.unique(), columns=here.arm.unique())
+    yield "best", best_factors(here)
 
 
 def _contrast(values: pd.DataFrame, first: ArmName, second: ArmName, share: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments import paper
-from experiments.ablation_report import OUTCOME
+from experiments.ablation_report import OUTCOME, at_rates
 from experiments.cells import ALGORITHMS, ARMS, SETTINGS
 from experiments.convergence_data import at_main_rate
 from experiments.convergence_report import BASELINE, LEARNED, learning
@@ -57,7 +57,7 @@ def _contrasts(table: pd.DataFrame) -> str:
         first, second, rates = key
         rows.append(
             (
-                f"{ARMS[first].label} − {ARMS[second].label}" + ", each at its best rate" * (rates == "best"),
+                f"{ARMS[first].label} − {ARMS[second].label}" + at_rates(rates),
                 curve.seeds,
                 reported(first, second),
                 signed(curve.difference, curve.half_interval),

@@ -28,7 +28,7 @@ def show(csv: Path) -> None:
     rows = [
         (
             r.setting,
-            f"{ARMS[r.first].label} minus {ARMS[r.second].label}" + (", best lr" * (r.rates == "best")),
+            f"{ARMS[r.first].label} minus {ARMS[r.second].label}" + at_rates(r.rates),
             r.seeds,
             f"{r.difference:+.4f}" + ("" if math.isnan(r.half_interval) else f" ± {r.half_interval:.4f}"),
             _p(r.p_sign_flip),
@@ -46,6 +46,13 @@ def show(csv: Path) -> None:
         f"{endpoints_sentence(table)} Paper: {paper.ABLATION}.",
     )
     _show_efficiency(read(csv.with_name("ablation-efficiency.csv")))
+
+
+def at_rates(rates: str) -> str:
+    """What to add to a contrast's name for a choice of learning rates."""
+    if rates == "best":
+        return ", each at its best rate"
+    return "" if rates == "same" else f", both at rate {rates}"
 
 
 def _p(value: float) -> str:

@@ -68,6 +68,11 @@ def test_contrasts_say_what_was_put_in(cells, capsys):
     worse = contrast(table, "endpoints-own", "jagg")
     assert worse.verdict == "lower" and worse.p_sign_flip == pytest.approx(2 / 64)
     assert contrast(table, "subset", "jagg").verdict == "undecided"
+    # At the other rate, too, beside exact's rise there; the subset was not trained at it.
+    twice = contrast(table, "endpoints-own", "jagg", rates="×2")
+    assert (twice.lr_first, twice.lr_second, twice.verdict) == (2.0, 2.0, "lower")
+    assert twice.difference == pytest.approx(2 * worse.difference) and twice.margin < worse.margin
+    assert set(table[table["first"] == "subset"].rates) == {"same"}
     best = contrast(table, "jagg", "exact", rates="best")
     assert (best.lr_first, best.lr_second, best.verdict) == (2.0, 1.0, "higher")
     made = json.loads(csv.with_name("ablation.provenance.json").read_text())
