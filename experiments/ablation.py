@@ -9,10 +9,10 @@ each paired by seed, per setting, metric and outcome:
   again, minus JAGG: the control that the paper's summary lacks.
 
 The equivalence margin is a share of the exact baseline's own rise, seed by seed (`experiments.paired`), set
-by ``--margin`` before any run, kept in the provenance, and refused if changed later. Column ``rates`` tells at
-which learning rates arms are compared: ``same``, the one at which a setting's arms were trained; where cells
-of others exist, also at each of these, such as ``×2``, and at every arm's own ``best``, which is chosen for
-every seed by the other seeds.
+by ``--margin`` before any run, kept in the provenance, and refused if changed later. Column ``rates`` tells
+at which learning rates arms are compared: ``same``, the one at which a setting's arms were trained; where
+cells of others exist, also at each of these, such as ``×2``, and at every arm's own ``best``, which is chosen
+for every seed by the other seeds.
 
 ``ablation.csv`` holds the contrasts; ``ablation-efficiency.csv`` holds what a run's rise cost, in backwards,
 in forwards by the cost model, and in seconds, apart because seconds differ from run to run.

@@ -25,12 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.fields import KINDS, format_line, format_value, is_field, parse_line
 from repro.files import write_atomically
+from repro.lock import Lock
 from repro.provenance import IDENTITY, Provenance, differences
-
-try:
-    import fcntl
-except ImportError:  # Windows has no flock; everything else works there
-    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import pandas
@@ -104,8 +100,8 @@ class Table:
         self._recorded = False
         self._fresh = fresh
         self._rows: dict[tuple[str, ...], str] = {}  # key -> line
-        self._fd: int | None = None
-        self._lock_path()
+        self._lock = Lock(self.path)
+        self._lock.take()
         try:
             if not fresh:
                 self._load()
@@ -229,9 +225,8 @@ class Table:
 
     def _write(self, rows: dict[tuple[str, ...], str]) -> None:
         lines = [format_line(self.columns), *rows.values()]
-        locked = write_atomically(self.path, "".join(f"{line}\n" for line in lines), self._lock)
-        self.close()
-        self._fd, self._rows = locked, rows
+        self._lock.move(write_atomically(self.path, "".join(f"{line}\n" for line in lines), self._lock.on))
+        self._rows = rows
 
     def _encode(self, row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
         if set(row) != set(self.columns):
@@ -261,50 +256,17 @@ class Table:
         os.close(write_atomically(beside, json.dumps(content, indent=2) + "\n"))
         self._recorded = True
 
-    # The lock. A new file is locked before it takes the old one's name, so that the name is never free.
-
-    def _lock(self, fd: int) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise self._in_use() from None
-        except OSError:
-            pass  # some cluster file systems have no locks: there it is on the user not to start a run twice
-
-    def _in_use(self) -> ValueError:
-        return ValueError(
-            f"another process is writing {self.path}; wait for it to end, or pass another --out"
-        )
-
-    def _lock_path(self, create: bool = False) -> None:
-        while create or self.path.exists():
-            self._fd = os.open(self.path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
-            try:
-                self._lock(self._fd)
-                if os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
-                    return
-            except FileNotFoundError:
-                pass
-            except BaseException:
-                self.close()
-                raise
-            self.close()  # replaced or deleted between our open and our lock: look again
-
     def _claim(self) -> None:
         """Take the lock of a table that did not exist on opening."""
-        if self._fd is None:
-            self._lock_path(create=True)
-            if os.fstat(self._fd or 0).st_size and not self._rows:
+        if not self._lock.held:
+            self._lock.take(create=True)
+            if self._lock.size and not self._rows:
                 self.close()
-                raise self._in_use()
+                raise self._lock.in_use()
 
     def close(self) -> None:
         """Release the lock. Safe to call twice."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self._lock.release()
 
     def __enter__(self) -> Table:
         return self
@@ -313,5 +275,5 @@ class Table:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", None) is not None:
+        if hasattr(self, "_lock"):
             self.close()
