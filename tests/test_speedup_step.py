@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
 
 from experiments.laps import ENOUGH
 from experiments.memory import peak_memory
+from experiments.speedup_settings import Config
+from experiments.speedup_source import load_source, make_policy
 from experiments.speedup_step import PHASES, Setting, Step
 from repro.backbones import synthetic
 from repro.cost import CostModel
 from repro.policy import Policy
+from repro.ranks import ALONE
 from repro.recipes import preset
 from repro.scheme import exact, jagg
 
@@ -63,3 +68,30 @@ def test_peak_memory_sees_what_was_there_for_a_moment() -> None:
         torch.ones(2**26).sum()  # 256 MiB
     if found:  # where the system tells
         assert found[0] - before[0] > 200 * 2**20
+
+
+def gradient(config: Config) -> Tensor:
+    """JAGG's, of one made-up step, over all weights, with checkpointing."""
+    learner = make_policy(config, load_source(config), "full", True, ALONE)
+    recipe = replace(preset("flow_grpo_fast"), images=2)
+    setting = Setting(algorithm="flow_grpo_fast", batch=2)
+    step = Step(learner, None, ["a"], recipe, setting, optimizer=False)
+    (part,) = step.parts
+    trajectory = step._sample(part)
+    step._accumulate(
+        jagg(step.times, 4), trajectory, torch.tensor([1.0, -1.0]), step._velocity(part.conditioning)
+    )
+    return torch.cat([p.grad.flatten() for p in learner.parameters if p.grad is not None])
+
+
+def test_a_compiled_network_gives_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(model="flux-dev", synthetic_weights=True, reduced=True, prompts=1, images=2)
+    expected = gradient(config)
+    # Without a C++ compiler: what is captured and differentiated, by eager kernels.
+    compile_ = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_(self, backend="aot_eager"))
+    counters.clear()
+    found = gradient(replace(config, compile=True))
+    assert counters["stats"]["unique_graphs"] > 0
+    assert expected.norm() > 0
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
