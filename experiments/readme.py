@@ -51,7 +51,11 @@ def _sweep() -> str:
         "repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 0.333 1 3 "
         "--seeds 1 --out results/sweep"
     )
-    folders = [f"{sweep}/{name}" for name in TRAINED for sweep in ("sweep", "sweep/own-start")]
+    # Each start has a folder of its own, the preset's lies above them.
+    places = (
+        csv.parent.relative_to(ROOT / RESULTS) for csv in (ROOT / RESULTS).glob("sweep/**/convergence.csv")
+    )
+    folders = map(str, sorted(places, key=lambda place: (place.name, len(place.parts), place)))
     return _tables(folders, "convergence.csv", sweep_markdown.markdown, command, figures={"Figure": "-rates"})
 
 

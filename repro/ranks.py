@@ -91,8 +91,8 @@ class Ranks:
         ranks_each, rest = divmod(self.size, groups)
         if rest or each % ranks_each:
             raise ValueError(
-                f"{groups} {what} of {each} do not divide over {self.size} ranks: take a multiple of it, or "
-                "a divisor of it with groups that divide over the ranks of each"
+                f"{groups} {what} with {each} samples each do not divide over {self.size} ranks: take a "
+                "multiple of the ranks, or, for ranks to share a group's samples evenly, a divisor"
             )
         count = each // ranks_each
         first = self.rank % ranks_each * count
