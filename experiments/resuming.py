@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from experiments.cells import Cell
@@ -30,11 +31,19 @@ def require_rows(work: Work, cell: Cell, saved: int) -> None:
         )
 
 
+def _close(new: dict[str, str], old: dict[str, str], name: str) -> bool:
+    """Whether two fields are equal or, of measurements, as near as rounding leaves them after a few steps."""
+    if new[name] == old[name] or METRICS.get(name) is not float or "" in (new[name], old[name]):
+        return new[name] == old[name]
+    return math.isclose(float(new[name]), float(old[name]), rel_tol=1e-2, abs_tol=2e-3)
+
+
 def make_way(work: Work, cell: Cell, row: dict[str, Any]) -> None:
     """Compare a step with its stored row, if there is one.
 
     A step that was skipped for a fault and now trains makes the rows after it another run's: all of them are
-    dropped, to be made again. Where kernels round differently each time, off the CPU, stored rows stay.
+    dropped, to be made again. Otherwise stored rows stay: the same up to rounding, which another number of
+    ranks changes, and, where kernels round differently each time, off the CPU, up to what grows from it.
 
     Raises:
         ValueError: the step came out otherwise than before, without a fault.
@@ -54,8 +63,8 @@ def make_way(work: Work, cell: Cell, row: dict[str, Any]) -> None:
             tables.training,
         ):  # the fault last: it tells of this
             table.drop(lambda row: all(row[k] == v for k, v in mine) and int(row["step"]) >= step)
-    elif work.config.device == "cpu":
-        name = next(name for name in new if new[name] != old[name])
+    elif work.config.device == "cpu" and (other := [name for name in new if not _close(new, old, name)]):
+        name = other[0]
         raise ValueError(
             f"step {step} of {cell.name} was made again with {name}={new[name]}, not the {old[name]} in "
             f"{tables.training.path}: use the code, machine and threads it came from, or pass --fresh"

@@ -46,9 +46,9 @@ class Guarded:
             rewards = self._checked(images, prompts)
         except Fault as error:
             fault = error
-        others = [found for found in self._ranks.gather(None if fault is None else str(fault)) if found]
-        if others:
-            raise fault or Fault(others[0])
+        faults = [found for found in self._ranks.gather(None if fault is None else str(fault)) if found]
+        if faults:  # every rank with the same words: they become a row, which all ranks compare
+            raise Fault(faults[0]) from fault
         return rewards
 
     def _checked(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

@@ -49,6 +49,9 @@ def trained(step: int, fault: str | None = None, **changes) -> dict:
 def test_a_step_made_again_takes_the_place_of_a_fault_alone(work):
     make_way(work, CELL, trained(2))
     assert len(read(work.tables.training.path)) == 4
+    make_way(work, CELL, trained(2, loss=1e-4))  # as another number of ranks rounds
+    with pytest.raises(ValueError, match="step 2 of .* was made again with updates=1, not the 0 in"):
+        make_way(work, CELL, trained(2, updates=1))
     with pytest.raises(ValueError, match="step 2 of .* was made again with loss=0.5, not the 0 in"):
         make_way(work, CELL, trained(2, loss=0.5))
     work.config.device = "cuda"  # rounds as it likes
