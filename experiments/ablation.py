@@ -90,7 +90,7 @@ class Config(convergence.Config):
     """Contrasts between arms; the cells' options are those of convergence."""
 
     arms: tuple[ArmName, ...] = ()
-    """ways to train; exact, jagg, the endpoints-only readings and subset unless given, four with --quick"""
+    """ways to train; exact, jagg, endpoints-only readings and both subsets unless given; four with --quick"""
     settings: tuple[SettingName, ...] = ()
     """regimes in which the arms are compared; comfortable and sparse unless given, the first with --quick"""
     margin: float = MARGIN

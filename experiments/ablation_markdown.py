@@ -12,7 +12,7 @@ import pandas as pd
 
 from experiments import paper
 from experiments.ablation_report import OUTCOME, at_rates
-from experiments.cells import ALGORITHMS, ARMS, SETTINGS
+from experiments.cells import ALGORITHMS, ARMS, SETTINGS, described
 from experiments.convergence_data import at_main_rate
 from experiments.convergence_report import BASELINE, LEARNED, learning
 from experiments.evaluation import REWARD
@@ -41,9 +41,10 @@ def markdown(csv: Path) -> str:
     for setting in [name for name in SETTINGS if name in set(table.setting)]:
         runs = efficiency[efficiency.setting == setting]
         parts += [
-            f"**{name}, {setting}** ({SETTINGS[setting].label}): differences in reward, paired by seed:",
+            f"**{name}, {setting}** ({described(setting, runs.lr_factor.iloc[0])}): differences in reward, "
+            f"paired by seed{_learned(runs)}:",
             _contrasts(table[table.setting == setting]),
-            f"What the rise of an arm's reward cost{_learned(runs)}:",
+            "What the rise of an arm's reward cost:",
             _efficiency(runs),
         ]
     return "\n\n".join([*parts, _sentences(table, efficiency)])
@@ -86,7 +87,8 @@ def _learned(runs: pd.DataFrame) -> str:
     if math.isnan(ratio):
         return f" (whether the exact baseline learned needs {FEWEST} seeds)"
     return (
-        f" (the exact baseline's is under {LEARNED} times its seeds' spread, too little to tell arms apart)"
+        f" (the exact baseline's reward rose by less than {LEARNED} times its seeds' spread, too little to "
+        "tell arms apart, whatever the verdicts)"
     )
 
 

@@ -12,6 +12,12 @@ The sweep that shows noise level, learning rate and start beside others, recorde
         --out results/sweep
     repro run convergence --arms exact --seeds 1 --start-noise 0 \
         --out results/sweep/own-start
+    repro run convergence --model tiny-qwen-image --arms exact --lr-factors 0.1 0.333 --seeds 1 \
+        --out results/sweep
+    repro run convergence --model tiny-qwen-image --arms exact --lr-factors 1 2 --seeds 1 \
+        --start-noise 0.4 --out results/sweep/noise-0.4
+    repro run convergence --model tiny-qwen-image --arms exact --lr-factors 1 3 6 --seeds 1 \
+        --start-noise 0.5 --out results/sweep/noise-0.5
 """
 
 from __future__ import annotations
@@ -97,6 +103,11 @@ ARMS: dict[ArmName, Arm] = {
 }
 
 
+def described(setting: SettingName, factor: float) -> str:
+    """A setting in words, with the learning rate's factor unless that is 1."""
+    return SETTINGS[setting].label + ("" if factor == 1 else f"; learning rate ×{factor:.3g}")
+
+
 @dataclass(frozen=True)
 class Setting:
     """One regime: a change of the baseline's recipe, and how much longer it is trained."""
@@ -113,7 +124,7 @@ SETTINGS: dict[SettingName, Setting] = {
         lambda r: replace(r, eta=paper.ETA.low),
     ),
     "sparse": Setting(
-        "few images per update, large steps, twice as long",
+        "few images per update, twice the learning rate, twice as long",
         lambda r: replace(r, images=min(r.images, 4), learning_rate=2 * r.learning_rate),
         steps=2,
     ),

@@ -74,7 +74,7 @@ class Config:
     lr_factors: tuple[float, ...] = (1.0,)
     """multiples of the recipe's learning rate"""
     seeds: int = 6
-    """training seeds of the arms on which a claim rests: exact, jagg, endpoints-own, subset"""
+    """training seeds of the arms on which a claim rests: exact, jagg, endpoints-own, subset, subset-paper"""
     fewer_seeds: int = 3
     """training seeds of the other arms"""
     steps: int = 16
@@ -233,8 +233,9 @@ def _cells(config: Config, base: Recipe, ranks: Ranks) -> list[Cell]:
         raise ValueError(f"{config.algorithm} has no arm {unknown[0]}, expected some of {', '.join(known)}")
     if config.recipe.scheme is not None or config.recipe.subset_steps is not None:
         raise ValueError("--scheme and --subset-steps are what the arms differ in: choose some with --arms")
-    if config.steps < 1 or config.evaluate_every < 1 or config.checkpoint_every < 1 or config.seeds < 1:
-        raise ValueError("steps, evaluate_every, checkpoint_every and seeds must be at least 1")
+    for name in ("steps", "evaluate_every", "checkpoint_every", "seeds", "fewer_seeds"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}, expected at least 1")
     cells = plan_cells(
         config.settings,
         config.arms or known,

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from experiments import offpolicy_report, paper
-from experiments.cells import ALGORITHMS, ARMS, SETTINGS, ArmName
+from experiments.cells import ALGORITHMS, ARMS, SETTINGS, ArmName, described
 from experiments.convergence_data import (
     at_main_rate,
     complete,
@@ -55,7 +55,7 @@ def markdown(csv: Path) -> str:
         rate, steps = main_rate(here), table[table.setting == setting].step.max()
         heading = (
             f"**{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}, {setting}** "
-            f"({SETTINGS[setting].label}{'' if rate == 1 else f'; learning rate ×{rate:.3g}'}), {start}: "
+            f"({described(setting, rate)}), {start}: "
             f"rise on evaluation prompts in {steps} training steps"
         )
         parts += [f"{heading}:", _table(here, spending), _sentences(here)]

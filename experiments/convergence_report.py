@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import convergence_rates, offpolicy_report, paper
-from experiments.cells import ALGORITHMS, ARMS, SETTINGS
+from experiments.cells import ALGORITHMS, ARMS, SETTINGS, described
 from experiments.convergence_data import (
     RUN,
     at_main_rate,
@@ -165,7 +165,7 @@ def plot(csv: Path) -> Path:
         here = table[table.setting == setting]
         reward = here[here.metric == REWARD]
         factor = here.lr_factor.iloc[0]
-        title = SETTINGS[setting].label + ("" if factor == 1 else f", learning rate ×{factor:g}")
+        title = described(setting, factor)
         _curves(row[0], curve_points(reward, spending, "step"))
         row[0].set(xlabel="training step", ylabel="reward, evaluation prompts", title=title)
         _curves(row[1], curve_points(reward, spending, "seconds"))

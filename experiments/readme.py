@@ -28,7 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "results"
 TRAINED = [f"{model}-{algorithm}" for model in zoo.MODELS for algorithm in ALGORITHMS]
 """Folders of training runs, in the order that they are shown in."""
-FIGURES = {"Figure": "", "ratios and clipping": "-offpolicy", "pictures": "-samples"}
+FIGURES = {
+    "Figure": "",
+    "learning rates": "-rates",
+    "ratios and clipping": "-offpolicy",
+    "pictures": "-samples",
+}
 """What a table of training runs is drawn in."""
 
 

@@ -19,8 +19,8 @@ from scipy import stats
 
 from experiments import paper
 from experiments.laps import laps_path, prices
-from experiments.speedup_step import PHASES
 from repro.cost import CostModel, Counts
+from repro.records import PHASES
 from repro.results import read
 
 SETTING = (
@@ -74,7 +74,7 @@ class Cell(NamedTuple):
         predicted_step, predicted_update: the same by the cost model, the other phases as measured.
         backward: b.
         overhead: share of the core's own work in the update.
-        fewer_per_call: what calls with fewer anchors in them than exact's add to the update, as a share.
+        fewer_per_call: what calls with fewer anchors in them than exact's add to the backwards, as a share.
         memory: peak, bytes, nan where unknown.
     """
 
@@ -125,7 +125,7 @@ def cells(csv: Path) -> list[Cell]:
         raise ValueError(f"{csv} has no {laps_path(csv).name} beside it: measure both anew with --fresh")
     laps = read(laps_path(csv))
     price = prices(laps, [*SETTING, "scheme"])
-    alone = laps.groupby(list(SETTING)).forward_s.median()
+    alone = laps[laps.scheme == "exact"].groupby([*SETTING, "round"]).forward_s.median()
     found = []
     for setting, rows in table.groupby(list(SETTING), sort=False):
         exact = rows[rows.scheme == "exact"].set_index("round")
@@ -167,7 +167,7 @@ def _price(model: CostModel, rows: pd.DataFrame) -> float:
     return model.price(Counts(int(first.forwards), int(first.recomputes), int(first.backwards)))
 
 
-def _fewer_per_call(own: pd.DataFrame, exact: pd.DataFrame, alone: float) -> float:
+def _fewer_per_call(own: pd.DataFrame, exact: pd.DataFrame, alone: pd.Series) -> float:
     """How much dearer a backward is than exact's as calls hold fewer anchors, such as the last of 10 by 4.
 
     A call of m steps costs fixed + m * rest, which a forward of one step and one of m show; that backwards
@@ -176,17 +176,18 @@ def _fewer_per_call(own: pd.DataFrame, exact: pd.DataFrame, alone: float) -> flo
     Args:
         own: a scheme's rows.
         exact: those of the exact gradient in the same setting.
-        alone: seconds of a forward of one step.
+        alone: seconds of a forward of one step, by round.
     """
     m = float(exact.anchor_chunk.iloc[0])
     if m == 1:
         return 0.0
-    fixed = max(0.0, alone / exact.forward_s.median() - 1) / (1 - 1 / m)  # in forwards of one step among m
+    stacked = float((alone / exact.forward_s).median())  # both of a round, as the machine's speed changes
+    fixed = max(0.0, stacked - 1) / (1 - 1 / m)  # in forwards of one step among m
 
     def per_anchor(rows: pd.DataFrame) -> float:
         return float(1 + fixed * (rows.backward_calls / rows.backwards - 1 / m).iloc[0])
 
-    return per_anchor(own) / per_anchor(exact) - 1
+    return max(0.0, per_anchor(own) / per_anchor(exact) - 1)
 
 
 def is_base(cell: Cell, table: pd.DataFrame) -> bool:

@@ -12,7 +12,7 @@ from experiments import paper
 from experiments.cells import ALGORITHMS
 from experiments.speedup_cells import AGREEMENT, Cell, cells, is_base
 from experiments.speedup_report import REPORTED
-from experiments.speedup_step import PHASES
+from repro.records import PHASES
 from repro.results import read
 
 NAMES = {"jagg-time": "JAGG", **ALGORITHMS}

@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments import paper
 from experiments.cells import ALGORITHMS
-from experiments.markdown import listed
+from experiments.markdown import counted, listed
 from experiments.markdown import table as markdown_table
 from experiments.speedup_cells import AGREEMENT, Cell, cells, is_base
 from repro.console import print_table
@@ -33,13 +33,15 @@ def verdict(found: list[Cell]) -> str:
     same = [c for c in others if c.predicted_update == 0]
     clear = [c for c in compared if c.clear]
     close = [c for c in clear if abs(c.error) <= AGREEMENT]
-    marked = len(compared) - len(clear)
     parts = [
         f"Measured and predicted update ratios agree within {100 * AGREEMENT:.0f} % in {len(close)} of "
-        f"{len(clear)} cells in forwards"
-        + (f" ({marked} more, marked *, of forwards too short for that)" if marked else "")
-        + f", {_in_seconds(clear)}."
+        f"{len(clear)} cells in forwards" + f", {_in_seconds(clear)}."
     ]
+    if marked := [c for c in compared if not c.clear]:
+        errors = "; ".join(f"{c.scheme}, {c}: {100 * c.error:+.1f} %" for c in marked)
+        parts.append(
+            f"{counted(len(marked), 'more cell')}, marked *, with forwards too short for that: {errors}."
+        )
     if clear:
         furthest = max(clear, key=lambda c: abs(c.error))
         parts.append(
@@ -183,14 +185,16 @@ def reported_sentence(cell: Cell) -> str:
     kind, reported = REPORTED.get((cell.of("algorithm"), cell.scheme), (None, None))
     if reported is None:
         return ""
-    value, low, high = (100 * share for share in (cell.step if kind == "step" else cell.update))
+    # An update can be held against it in forwards, which the machine's changes of speed hardly move.
+    value, low, high = (100 * share for share in (cell.step if kind == "step" else cell.priced))
     predicted = 100 * (cell.predicted_step if kind == "step" else cell.predicted_update)
+    unit = "" if kind == "step" else " in forwards"
     where = "below" if high < reported.low else "above" if low > reported.high else "consistent with"
     if low <= 0 <= high:
         where = "too uncertain to be held against"
     return (
-        f"{cell.scheme} takes {value:.1f} % off the {kind} here (interval {low:.1f} … {high:.1f}; predicted "
-        f"{predicted:.1f}), {where} the {reported.low:g} … {reported.high:g} % reported."
+        f"{cell.scheme} takes {value:.1f} % off the {kind} here{unit} (interval {low:.1f} … {high:.1f}; "
+        f"predicted {predicted:.1f}), {where} the {reported.low:g} … {reported.high:g} % reported."
     )
 
 

@@ -35,6 +35,7 @@ from repro.parallel import shared_advantages
 from repro.policy import Policy
 from repro.ranks import ALONE, Ranks
 from repro.recipes import Algorithm, Recipe
+from repro.records import PHASES
 from repro.rewards import Scorer
 from repro.rollout import Trajectory, reindex, sample
 from repro.scheme import Scheme
@@ -43,7 +44,6 @@ from repro.stopwatch import Stopwatch
 Weights = Literal["full", "lora"]
 REPEATS = 4
 """How often the cost model's unit is measured for a round: one forward is too short to be timed alone."""
-PHASES = ("rollout", "decode", "reward", "update", "optimizer")
 
 
 @dataclass(frozen=True, order=True)

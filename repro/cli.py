@@ -128,9 +128,10 @@ class Plot:
 
     def execute(self) -> None:
         again = f"write one with `repro run {self.experiment}` or name another CSV"
-        tables = self.csv or tuple(sorted(Path("results").glob(f"*/{self.experiment}.csv")))
+        there = sorted(Path("results").glob(f"**/{self.experiment}.csv"))
+        tables = self.csv or tuple(csv for csv in there if "quick" not in csv.parts)
         if not tables:
-            raise FileNotFoundError(f"there is no results/*/{self.experiment}.csv here; {again}")
+            raise FileNotFoundError(f"there is no {self.experiment}.csv in results/ here; {again}")
         for table in tables:
             if not table.is_file():
                 raise FileNotFoundError(f"there is no table {table}; {again}")
@@ -165,7 +166,7 @@ def _grammar(arguments: Sequence[str]) -> Any:
     """The type of the command line; ``run`` gets the options of the experiment that is named."""
     which = tyro.conf.arg(help=_listing())
     name = Annotated[Literal[tuple(EXPERIMENTS)], tyro.conf.Positional, which]  # type: ignore[valid-type]
-    csvs = tyro.conf.arg(metavar="[CSV ...]", help="All of results/*/EXPERIMENT.csv unless given.")
+    csvs = tyro.conf.arg(metavar="[CSV ...]", help="All EXPERIMENT.csv in results/ unless given.")
     run_fields: list[Any] = [("experiment", name)]
     if asked_for := [a for a in arguments if a in EXPERIMENTS]:
         config = importlib.import_module(EXPERIMENTS[asked_for[0]].module).Config
@@ -187,7 +188,9 @@ def _grammar(arguments: Sequence[str]) -> Any:
         Annotated[plot, tyro.conf.subcommand("plot", description=Plot.__doc__)],
         Annotated[merged, tyro.conf.subcommand("merge", description=Merge.__doc__)],
     ]
-    threads = Annotated[int, tyro.conf.arg(metavar="N", help="CPU threads of each process, 0 for all cores.")]
+    threads = Annotated[
+        int, tyro.conf.arg(metavar="N", help="CPU threads of each process, 0 for torch's default.")
+    ]
     return dataclasses.make_dataclass("Repro", [("command", command), ("threads", threads, 0)])
 
 
@@ -213,7 +216,7 @@ def _parse(arguments: Sequence[str]) -> Any:
             )
         if call.threads >= 0:
             return call
-        note(f"repro: --threads is {call.threads}, expected 1 or more; leave it out for all cores")
+        note(f"repro: --threads is {call.threads}, expected 1 or more; leave it out for torch's default")
         return 2
     except SystemExit as stop:
         if stop.code in (0, None):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock; everything else works there
+except ImportError:  # Windows has no flock: there it is on the user not to start a run twice
     fcntl = None  # type: ignore[assignment]
 
 

@@ -20,6 +20,6 @@ def test_the_speedup_stands_beside_reported_and_predicted(tmp_path):
 def test_a_smaller_saving_is_told_and_overhead_marked(tmp_path):
     text = speedup_report.markdown(made_up(tmp_path, slower=1.08, overhead=10.0))
     assert "below the 17.3 … 18.2 % reported." in text
-    assert r"jagg-time\*" in text and r"marked \*, of forwards too short" in text
+    assert r"jagg-time\*" in text and r"marked \*, with forwards too short" in text
     faster = speedup_report.markdown(made_up(tmp_path, slower=0.9))
     assert "above the 17.3 … 18.2 % reported." in faster

@@ -36,7 +36,9 @@ def test_disagreement_and_overhead_are_told(tmp_path: Path) -> None:
     assert cell(found, "jagg-time").error == pytest.approx(0.08)
     assert "in 0 of 2 cells" in verdict(found)
     found = cells(made_up(tmp_path, overhead=10.0))
-    assert "in 0 of 0 cells in forwards (2 more, marked *, of forwards too short" in verdict(found)
+    assert "2 more cells, marked *, with forwards too short for that: jagg-time, W 4, batch 48" in verdict(
+        found
+    )
 
 
 def test_calls_with_fewer_anchors_are_told_where_a_call_costs(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ from experiments.laps import ENOUGH
 from experiments.memory import peak_memory
 from experiments.speedup_settings import Config
 from experiments.speedup_source import load_source, make_policy
-from experiments.speedup_step import PHASES, Setting, Step
+from experiments.speedup_step import Setting, Step
 from repro.backbones import synthetic
 from repro.cost import CostModel
 from repro.policy import Policy
 from repro.ranks import ALONE
 from repro.recipes import preset
+from repro.records import PHASES
 from repro.scheme import exact, jagg
 
 

@@ -56,5 +56,10 @@ def test_the_sweep_has_other_regimes_and_starts(tmp_path):
     csv = write_tables(pd.concat([sparse, later]), tmp_path, start_noise=0.0)
     text = sweep_markdown.markdown(csv)
     # Its learning rate is twice the recipe's, and it trains twice as long.
-    assert row(text, "few images per update, large steps, twice as long")[:4] == ["0.7", "6e-05", "16", "1"]
+    assert row(text, "few images per update, twice the learning rate, twice as long")[:4] == [
+        "0.7",
+        "6e-05",
+        "16",
+        "1",
+    ]
     assert "from the model's own weights: rise in reward on evaluation prompts" in text
