@@ -99,6 +99,9 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         raise ValueError(f"rounds is {config.rounds}: take 1 or more, 6 for an interval of 95 %")
     ranks.parts(config.prompts, config.images, "prompts per step")
     wanted = settings(config, ranks.size)
+    samples = config.prompts * config.images // ranks.size
+    if uneven := [s.batch for s in wanted if samples % s.batch]:
+        raise ValueError(f"{samples} samples do not divide into parts of {uneven[0]}: choose another batch")
     source = load_source(config)
     folder = (config.out or Path("results/quick" if config.quick else "results")) / source.name
     csv = folder / "speedup.csv"
