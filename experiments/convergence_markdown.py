@@ -34,7 +34,7 @@ from experiments.convergence_report import (
     short,
 )
 from experiments.evaluation import REWARD
-from experiments.markdown import listed, signed
+from experiments.markdown import counted, listed, signed
 from experiments.markdown import table as markdown_table
 from experiments.paired import FEWEST, LEVEL, MARGIN, Comparison, compare, mean_and_half
 
@@ -48,7 +48,8 @@ STABILITY = 6
 def markdown(csv: Path) -> str:
     """Tables and sentences of every setting with complete runs."""
     table, spending = complete(csv), spent(csv)
-    outcomes, start = at_main_rate(runs(table)), start_words(csv)
+    all_rates, start = runs(table), start_words(csv)
+    outcomes = at_main_rate(all_rates)
     parts = []
     for setting in [name for name in SETTINGS if name in set(outcomes.setting)]:
         here = outcomes[outcomes.setting == setting]
@@ -59,8 +60,27 @@ def markdown(csv: Path) -> str:
             f"rise on evaluation prompts in {steps} training steps"
         )
         parts += [f"{heading}:", _table(here, spending), _sentences(here)]
-        parts += filter(None, [offpolicy_report.sentence(csv, setting)])
+        rates = rates_sentence(all_rates[all_rates.setting == setting])
+        parts += filter(None, [rates, offpolicy_report.sentence(csv, setting)])
     return "\n\n".join(parts)
+
+
+def rates_sentence(of_setting: pd.DataFrame) -> str:
+    """At which learning rate the reward over the run rose most, by arm; empty where one rate alone was tried.
+
+    Over the seeds that all of an arm's rates have. Each arm at its best rate is the ablation's to compare.
+    """
+    best: dict[tuple, list[str]] = {}
+    for arm, rows in of_setting[of_setting.metric == REWARD].groupby("arm"):
+        wide = rows.pivot(index="seed", columns="lr_factor", values="curve").dropna()
+        if wide.shape[1] > 1 and not wide.empty:
+            tried = tuple(f"×{factor:.3g}" for factor in wide)
+            best.setdefault((tried, len(wide), f"×{wide.mean().idxmax():.3g}"), []).append(ARMS[arm].label)
+    return " ".join(
+        f"Of learning rates {listed(tried)} ({counted(seeds, 'seed')}), the reward over the run was highest "
+        f"at {rate} for {listed(arms)}."
+        for (tried, seeds, rate), arms in best.items()
+    )
 
 
 def start_words(csv: Path) -> str:

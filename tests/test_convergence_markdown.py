@@ -32,6 +32,17 @@ def test_convergence_has_a_row_an_arm(tmp_path):
     assert row(text, "exact")[2] == "-"
 
 
+def test_the_best_of_several_rates_is_told_by_arm(tmp_path):
+    cells = {("exact", 1.0): rises(0.4), ("exact", 2.0): rises(0.3)[:3], ("jagg", 1.0): rises(0.4)}
+    cells |= {("jagg", 0.5): rises(0.1)[:3], ("jagg", 2.0): rises(0.5)[:3]}
+    text = convergence_markdown.markdown(write_tables(fake(cells), tmp_path))
+    assert (
+        "Of learning rates ×1 and ×2 (3 seeds), the reward over the run was highest at ×1 for exact." in text
+    )
+    assert "Of learning rates ×0.5, ×1 and ×2 (3 seeds)" in text and "at ×2 for JAGG, all groups." in text
+    assert "Of learning rates" not in trained(tmp_path / "one", rises(0.2))
+
+
 def test_runs_that_are_not_complete_cost_nothing(tmp_path):
     cells = fake({("exact", 1.0): rises(0.4)})
     text = convergence_markdown.markdown(write_tables(cells[(cells.seed < 4) | (cells.step < 5)], tmp_path))
