@@ -201,8 +201,8 @@ class Table:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._claim()
         if not self._recorded:
-            if self._fresh:  # the old rows must not outlive their provenance
-                self.path.unlink(missing_ok=True)
+            if self._fresh:  # the old rows must not outlive their provenance, nor the name its lock
+                self._write({})
             self._write_provenance()
         self._write({**self._rows, **added})
 

@@ -69,6 +69,23 @@ def test_one_writer_at_a_time(tmp_path):
         assert len(table) == 2
 
 
+def test_fresh_keeps_the_lock_while_old_rows_give_way(tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    with open_table(path) as table:
+        table.append(row(0))
+    refused = []
+
+    def another(table):
+        with pytest.raises(ValueError, match="another process is writing"):
+            open_table(path, fresh=True)
+        refused.append(path.read_text().count("\n"))
+
+    monkeypatch.setattr(results.Table, "_write_provenance", another)
+    with open_table(path, fresh=True) as table:
+        table.append(row(0))
+    assert refused == [1] and len(results.read(path)) == 1  # the header alone, then the new row
+
+
 def test_a_failed_write_loses_nothing(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     with open_table(path) as table:
