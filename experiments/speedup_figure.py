@@ -72,7 +72,8 @@ def _phases(axis: Any, found: list[Cell], algorithm: str) -> None:
         text += f"\nreported:\n{kind} -{reported.low:g} … {reported.high:g} %" if reported else ""
         axis.text(i, bottom[i], text, ha="center", va="bottom", fontsize=6)
     axis.set_ylim(0, 1.25 * bottom.max())
-    axis.set_xticks(range(len(shown)), [NAMES.get(c.scheme, c.scheme) for c in shown], fontsize=7)
+    labels = [NAMES.get(c.scheme, c.scheme.replace("-", "-\n", 1)) for c in shown]
+    axis.set_xticks(range(len(shown)), labels, fontsize=7)
     axis.legend(fontsize=6.5, loc="lower left")
 
 
