@@ -13,6 +13,7 @@ from experiments.cells import ARMS, SETTINGS
 from experiments.convergence_data import at_main_rate
 from experiments.convergence_report import theme
 from experiments.evaluation import REWARD
+from experiments.figures import save
 from experiments.markdown import counted
 from experiments.paired import mean_and_half
 from repro.console import print_table
@@ -124,9 +125,7 @@ def plot(csv: Path) -> Path:
         _efficiency_panel(row[1], efficiency[efficiency.setting == setting])
     figure.suptitle(f"Paper: {paper.ABLATION.what} is {paper.ABLATION}. Measured here:", fontsize=10)
     target = csv.with_suffix(".png")
-    figure.savefig(target, dpi=150, metadata={"Software": None})
-    plt.close(figure)
-    return target
+    return save(figure, target)
 
 
 def _contrast_panel(axis, rows: pd.DataFrame, title: str) -> None:

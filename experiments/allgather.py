@@ -23,6 +23,7 @@ import pandas as pd
 
 from experiments import paper
 from experiments.collectives import count
+from experiments.figures import save
 from experiments.layouts import LAYOUTS
 from experiments.markdown import table as markdown_table
 from repro.console import note, print_table
@@ -227,6 +228,4 @@ def plot(csv: Path) -> Path:
     )
     axis.legend(fontsize=7)
     target = csv.with_suffix(".png")
-    figure.savefig(target, dpi=150, metadata={"Software": None})
-    plt.close(figure)
-    return target
+    return save(figure, target)

@@ -14,6 +14,7 @@ import pandas as pd
 from experiments.cells import ALGORITHMS, ARMS, SETTINGS
 from experiments.convergence_data import runs
 from experiments.evaluation import REWARD
+from experiments.figures import save
 from experiments.markdown import counted
 
 
@@ -52,8 +53,7 @@ def plot(csv: Path, table: pd.DataFrame) -> None:
         f"Learning rates, {model}, {ALGORITHMS[algorithm]}, thin lines and small dots are seeds",
         fontsize=11,
     )
-    figure.savefig(csv.with_name("convergence-rates.png"), dpi=150, metadata={"Software": None})
-    plt.close(figure)
+    save(figure, csv.with_name("convergence-rates.png"))
 
 
 def _curves(axis: Any, here: pd.DataFrame, factors: list[float]) -> None:

@@ -7,6 +7,7 @@ training seeds; differences are paired by seed.
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from experiments.convergence_data import (
     totals,
 )
 from experiments.evaluation import DIVERSITY, REWARD
+from experiments.figures import save
 from experiments.markdown import listed
 from experiments.paired import FEWEST, mean_and_half
 from repro.console import print_table
@@ -165,7 +167,7 @@ def plot(csv: Path) -> Path:
         here = table[table.setting == setting]
         reward = here[here.metric == REWARD]
         factor = here.lr_factor.iloc[0]
-        title = described(setting, factor)
+        title = textwrap.fill(described(setting, factor), 50)
         _curves(row[0], curve_points(reward, spending, "step"))
         row[0].set(xlabel="training step", ylabel="reward, evaluation prompts", title=title)
         _curves(row[1], curve_points(reward, spending, "seconds"))
@@ -185,8 +187,7 @@ def plot(csv: Path) -> Path:
         fontsize=11,
     )
     target = csv.with_suffix(".png")
-    figure.savefig(target, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    save(figure, target, dpi=110)
     convergence_rates.plot(csv, complete_runs)
     _plot_samples(csv, table, plt)
     offpolicy_report.plot(csv)
@@ -271,5 +272,4 @@ def _plot_samples(csv: Path, table: pd.DataFrame, plt) -> None:
         axis.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
-    figure.savefig(csv.with_name("convergence-samples.png"), dpi=75, metadata={"Software": None})
-    plt.close(figure)
+    save(figure, csv.with_name("convergence-samples.png"), dpi=75, pictures=True)

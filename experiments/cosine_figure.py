@@ -16,6 +16,7 @@ import pandas as pd
 
 from experiments import paper
 from experiments.cosine_report import JAGG, Estimate, batch_estimate, caveats, mean_estimate
+from experiments.figures import save
 from repro.results import read
 
 SCHEMES = {
@@ -56,9 +57,7 @@ def plot(csv: Path) -> Path:
     title = f"JAGG's gradient against the exact one on {table.model.iloc[0]}, measured here"
     figure.suptitle("\n".join([title, *caveats(table.model.iloc[0])]), fontsize=11)
     target = csv.with_suffix(".png")
-    figure.savefig(target, dpi=130, metadata={"Software": None})
-    plt.close(figure)
-    return target
+    return save(figure, target, dpi=130)
 
 
 def _line(axis: Any, xs: Any, estimates: list[Estimate], label: str, lost: bool = True, **style: Any) -> None:
@@ -116,11 +115,14 @@ def _settings(axis: Any, jagg: pd.DataFrame, settings: Sequence[str], label: str
 
 def _spans(axis: Any, jagg: pd.DataFrame) -> None:
     """Every group of every setting: what is lost against the span of sigma that is interpolated over."""
+    from matplotlib.ticker import NullFormatter
+
     rows = jagg[(jagg.steps > 2) & (jagg.unit == "batch")]
     for (setting, steps), at in rows.groupby(["setting", "steps"]):
         if setting in ("base", "equal-span", "shift-1", "W-10", "W-5"):
             axis.scatter(at.sigma_span, 1 - at.cosine, s=14, label=f"{setting}, {steps} steps")
     axis.set_xscale("log")
+    axis.xaxis.set_minor_formatter(NullFormatter())  # its labels would overlap
     _finish(axis, "span of sigma between the ends", "all groups, against their span", measured=True)
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 
 from experiments.cells import ARMS, SETTINGS
 from experiments.convergence_data import at_main_rate
+from experiments.figures import save
 from repro.console import print_table
 from repro.results import read
 
@@ -91,5 +92,4 @@ def plot(csv: Path) -> None:
         row[0].set_yscale("log")
         row[1].set_title(SETTINGS[setting].label, fontsize=9)
         row[2].legend(fontsize=6.5)
-    figure.savefig(csv.with_name("convergence-offpolicy.png"), dpi=150, metadata={"Software": None})
-    plt.close(figure)
+    save(figure, csv.with_name("convergence-offpolicy.png"))

@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiments import paper
 from experiments.cells import ALGORITHMS
+from experiments.figures import save
 from experiments.speedup_cells import AGREEMENT, Cell, cells, is_base
 from experiments.speedup_report import REPORTED
 from repro.records import PHASES
@@ -42,9 +43,7 @@ def draw(csv: Path) -> Path:
         f"Time per training step: {first['model']}, measured here on {first['device']}", fontsize=12
     )
     target = csv.with_suffix(".png")
-    figure.savefig(target, dpi=150, metadata={"Software": None})
-    plt.close(figure)
-    return target
+    return save(figure, target)
 
 
 def _phases(axis: Any, found: list[Cell], algorithm: str) -> None:

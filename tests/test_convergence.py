@@ -71,7 +71,7 @@ def test_a_run_fills_its_tables_resumes_and_draws(inputs, tmp_path, capsys, monk
     jagg, exact = (trained[trained.arm == arm].set_index(["seed", "step"]) for arm in ("jagg", "exact"))
     assert (jagg.backwards * 2 == exact.backwards).all()
     assert (jagg.reward_mean == exact.reward_mean).xs(1, level="step").all()
-    assert convergence.plot(whole).stat().st_size > 10_000
+    assert convergence.plot(whole).stat().st_size > 4_000
     assert whole.with_name("convergence-samples.png").exists()
 
     # Stopped in the second cell, and resumed.
