@@ -66,7 +66,7 @@ class Config:
     algorithm: Algorithm = "dance_grpo"
     """which preset to start from"""
     quick: bool = False
-    """four arms, two seeds and a few steps, into results/quick"""
+    """four arms, at most two seeds, 6 steps and 8 evaluation prompts, into results/quick"""
     arms: tuple[ArmName, ...] = ()
     """ways to train; all that the algorithm has unless given"""
     settings: tuple[SettingName, ...] = ("comfortable",)
@@ -132,6 +132,9 @@ def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
     """`run`, without printing."""
     config = _quick(config) if config.quick else config
     logs.check(config.log)
+    for name in ("eval_prompts", "eval_images"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}, expected at least 1")
     prompts = load_prompts(config.prompts_file, config.train_prompts or None, config.seed)
     eval_prompts = load_evaluation_prompts(config.eval_prompts_file, config.eval_prompts)
     model = load_model(config.model, config.device)
@@ -233,6 +236,9 @@ def _cells(config: Config, base: Recipe, ranks: Ranks) -> list[Cell]:
         raise ValueError(f"{config.algorithm} has no arm {unknown[0]}, expected some of {', '.join(known)}")
     if config.recipe.scheme is not None or config.recipe.subset_steps is not None:
         raise ValueError("--scheme and --subset-steps are what the arms differ in: choose some with --arms")
+    for name in ("settings", "lr_factors"):
+        if not getattr(config, name):
+            raise ValueError(f"{name} is empty, expected at least one")
     for name in ("steps", "evaluate_every", "checkpoint_every", "seeds", "fewer_seeds"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}, expected at least 1")

@@ -71,6 +71,8 @@ def check_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device} cannot be used here ({str(error).splitlines()[0]})") from None
+    if torch.device(device).type == "meta":
+        raise ValueError("--device meta holds no numbers: take cpu or cuda")
 
 
 def load_model(model: str, device: str = "cpu", size: int | None = None) -> Model:
@@ -89,7 +91,8 @@ def load_model(model: str, device: str = "cpu", size: int | None = None) -> Mode
         return Model(folder.resolve().name, folder, model, device, size)
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise FileNotFoundError(
-            f"there is no model {model}: name {' or '.join(zoo.MODELS)}, a diffusers folder, or a hub id"
+            f"there is no model {model}: name {' or '.join(zoo.MODELS)}, a diffusers folder, or a hub id; "
+            "speedup has others with --synthetic-weights"
         )
     return Model(model.replace("/", "--"), None, model, device, size)
 
@@ -109,8 +112,7 @@ def load_prompts(file: Path | None, count: int | None, seed: int) -> list[str]:
     None takes all of them, in random order.
 
     Raises:
-        ValueError: fewer prompts than asked for.
-        FileNotFoundError: no such file.
+        ValueError: fewer prompts than asked for, or no such file.
     """
     if file is None:
         prompts = zoo.prompts("train")
@@ -119,6 +121,10 @@ def load_prompts(file: Path | None, count: int | None, seed: int) -> list[str]:
             text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
+        except OSError as error:
+            raise ValueError(
+                f"no prompts in {file} ({error.strerror}): name a text file with one prompt a line"
+            ) from None
         prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if len(prompts) < (count or 0):
         raise ValueError(f"{count} prompts were asked for, {file or 'the bundled list'} has {len(prompts)}")

@@ -97,6 +97,9 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
     config = _quick(config, ranks) if config.quick else config
     if config.rounds < 1:
         raise ValueError(f"rounds is {config.rounds}: take 1 or more, 6 for an interval of 95 %")
+    for name, least in (("prompts", 1), ("images", 2), ("batch", 0)):
+        if getattr(config, name) < least:
+            raise ValueError(f"{name} is {getattr(config, name)}, expected at least {least}")
     ranks.parts(config.prompts, config.images, "prompts per step")
     wanted = settings(config, ranks.size)
     samples = config.prompts * config.images // ranks.size

@@ -87,6 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `repro ... | head`: nobody reads on, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except RuntimeError as error:
+        if not re.search("allocate memory|out of memory", str(error)):
+            raise
+        note("repro: out of memory; take a smaller --size, fewer --images or a --micro-batch")
+        return 2
     except (ValueError, OSError) as error:
         if not _is_for_the_user(error):
             raise

@@ -49,7 +49,7 @@ class Surrogate(NamedTuple):
 
 
 class VelocityFn(Protocol):
-    """The network: velocities (m, B, *shape) at m steps, tracked where the context tracks gradients."""
+    """The network: velocities (m, B, *shape) at m steps, a list, tracked where gradients are."""
 
     def __call__(self, steps: Sequence[int], latents: Tensor, /) -> Tensor: ...
 
@@ -109,7 +109,7 @@ def upstream_gradient(
     """
     with torch.enable_grad():
         proxy = _at_least_float32(velocities).requires_grad_()
-        result = surrogate(steps, proxy)
+        result = surrogate(list(steps), proxy)
         if result.loss.shape != (len(steps),):
             raise ValueError(
                 f"the surrogate must return {len(steps)} losses, one a step, got {tuple(result.loss.shape)}: "
@@ -171,7 +171,8 @@ def accumulate_gradient(
     phi = scheme.weights.to(upstream).reshape(*scheme.weights.shape[:2], -1, *[1] * (latents.ndim - 2))
 
     def forward(steps: Sequence[int]) -> Tensor:
-        v = velocity(steps, latents[list(steps)].detach())
+        steps = list(steps)  # which, unlike other sequences, index a tensor
+        v = velocity(steps, latents[steps].detach())
         if v.shape != (len(steps), *latents.shape[1:]):
             raise ValueError(
                 f"velocity must return the shape of its latents, {(len(steps), *latents.shape[1:])}, "

@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -98,8 +99,13 @@ def differences(
             pairs = [(k, old.get(k), new.get(k)) for k in {**old, **new}]
         else:
             pairs = [(field, old, new)]
-        found += [f"{name}={a}, not the {b} {whose}" for name, a, b in pairs if a != b]
+        found += [f"{name}={_short(a)}, not the {_short(b)} {whose}" for name, a, b in pairs if a != b]
     return found
+
+
+def _short(value: Any) -> Any:
+    """A hash by its beginning, anything else as it is."""
+    return f"{value[:12]}…" if re.fullmatch("[0-9a-f]{64}", str(value)) else value
 
 
 def checkpoint_sha256(path: Path | str) -> str:

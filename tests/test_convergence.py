@@ -122,7 +122,7 @@ def test_noise_that_is_none_is_refused(inputs, tmp_path, noise):
     ("changes", "message"),
     [
         ({"algorithm": "flow_grpo_fast", "arms": ("window",)}, "flow_grpo_fast has no arm window"),
-        ({"steps": 0}, "must be at least 1"),
+        ({"steps": 0}, "steps is 0, expected at least 1"),
         ({"eval_images": 1}, "evaluate 2 or more"),
         ({"recipe": Overrides(scheme="jagg")}, "choose some with --arms"),
         ({"recipe": Overrides(group_size=5)}, "comfortable exact: 12 steps do not divide"),

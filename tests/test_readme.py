@@ -23,6 +23,14 @@ def test_filling_replaces_what_was_there() -> None:
     assert readme.filled(readme.filled(text)) == readme.filled(text)
 
 
+def test_the_code_that_lifts_the_core_runs(capsys) -> None:
+    text = (readme.ROOT / "README.md").read_text()
+    code = re.search(r"## Lift the core.*?```python\n(.*?)```", text, re.DOTALL)
+    assert code
+    exec(compile(code[1], "README.md", "exec"), {})
+    assert "backwards=10" in capsys.readouterr().out
+
+
 def test_links_in_readme_exist() -> None:
     text = (readme.ROOT / "README.md").read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):

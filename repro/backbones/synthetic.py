@@ -151,7 +151,7 @@ def build(
 def check(name: str, dtype: torch.dtype, device: torch.device | str, reduced: bool) -> None:
     """Refuse what `build` cannot make: ValueError for an unknown name, or the full size on a CPU."""
     if name not in ARCHITECTURES:
-        raise ValueError(f"no synthetic weights for {name}: there are {', '.join(ARCHITECTURES)}")
+        raise ValueError(f"no synthetic weights for {name}: pass --model {' or '.join(ARCHITECTURES)}")
     if torch.device(device).type == "cpu" and not reduced:
         weights = weight_bytes(name, dtype) / GIB
         raise ValueError(

@@ -68,4 +68,4 @@ def local_path(spec: str) -> Path | None:
     if kind in SCORERS:
         return locate(source, kind) if source else None
     found = importlib.util.find_spec(kind)
-    return Path(found.origin) if found and found.origin else None
+    return Path(found.origin) if found and found.has_location and found.origin else None

@@ -144,7 +144,9 @@ def _read_state_dict(file: Path) -> dict[str, Tensor]:
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{file} is no checkpoint of plain tensors: {first_line(error)}") from error
+        raise ValueError(
+            f"{file} is no checkpoint of plain tensors, expected HPSv2's .pt file: name another"
+        ) from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise ValueError(f"{file} has no 'state_dict': HPSv2 checkpoints are {{'state_dict': ...}}")
     return checkpoint["state_dict"]
