@@ -102,7 +102,8 @@ def test_arms_of_a_seed_share_their_start_and_runs_their_steps(csv: Path) -> Non
     table = complete(csv)
     assert len(table) == len(read(csv)), "a run is not complete"
     start = table[table.step == 0].groupby(["seed", "metric"])["value"]
-    assert (start.nunique() == 1).all()
+    # Machines round differently, and a table's cells may be of several.
+    assert (start.max() - start.min() <= 1e-5 * start.max().abs()).all()
     training = read(csv.with_name("convergence-training.csv"))
     timings = read(csv.with_name("convergence-timings.csv"))
     run = ["setting", "arm", "lr_factor", "seed"]
