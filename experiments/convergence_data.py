@@ -123,6 +123,7 @@ def spent(csv: Path) -> pd.DataFrame:
 
     The cost is sampling and updates by the cost model; decoding and rewards are in the seconds alone. Seconds
     are those of the session that made the step; where it was made again after a kill, of the first time.
+    A table's runs may be of several machines, busy or not, so seconds are brought to one pace (`_pace`).
     """
     training = read(csv.with_name("convergence-training.csv"))
     timings = read(csv.with_name("convergence-timings.csv"))
@@ -131,10 +132,21 @@ def spent(csv: Path) -> pd.DataFrame:
     backward, velocity = 1 if recipe["lora_rank"] else 2, 2 if recipe["guidance"] > 1 else 1
     forwards = joined.rollout_forwards + joined.forwards + joined.recomputes + joined.reference_forwards
     joined["cost"] = velocity * (forwards + backward * joined.backwards)
-    joined["seconds"] = joined[list(PHASES)].sum(axis=1)
+    joined["seconds"] = joined[list(PHASES)].sum(axis=1) * _pace(joined)
     totals = ["seconds", "cost", "backwards"]
     joined[totals] = joined.groupby(RUN)[totals].cumsum()
     return joined[[*RUN, "step", *totals]]
+
+
+def _pace(joined: pd.DataFrame) -> pd.Series:
+    """What to multiply a run's seconds by: as if it sampled as fast as its setting's exact runs do (median).
+
+    Sampling is the same work in all of a setting's runs, so how long it took tells how fast the machine was.
+    """
+    of_run = joined.groupby(RUN)[["rollout", "rollout_forwards"]].transform("sum")
+    pace = of_run.rollout / of_run.rollout_forwards
+    reference = pace.where(joined.arm == "exact").groupby(joined.setting).transform("median")
+    return (reference.fillna(pace) / pace).fillna(1.0)
 
 
 def totals(outcomes: pd.DataFrame, spending: pd.DataFrame) -> pd.DataFrame:

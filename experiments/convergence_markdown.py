@@ -71,8 +71,9 @@ def rates_sentence(of_setting: pd.DataFrame) -> str:
     Over the seeds that all of an arm's rates have. Each arm at its best rate is the ablation's to compare.
     """
     best: dict[tuple, list[str]] = {}
-    for arm, rows in of_setting[of_setting.metric == REWARD].groupby("arm"):
-        wide = rows.pivot(index="seed", columns="lr_factor", values="curve").dropna()
+    reward = of_setting[of_setting.metric == REWARD]
+    for arm in [arm for arm in ARMS if arm in set(reward.arm)]:
+        wide = reward[reward.arm == arm].pivot(index="seed", columns="lr_factor", values="curve").dropna()
         if wide.shape[1] > 1 and not wide.empty:
             tried = tuple(f"×{factor:.3g}" for factor in wide)
             best.setdefault((tried, len(wide), f"×{wide.mean().idxmax():.3g}"), []).append(ARMS[arm].label)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from training_tables import fake
+from training_tables import fake, write_tables
 
 from experiments.convergence_data import (
     at_factors,
@@ -14,7 +14,10 @@ from experiments.convergence_data import (
     differences,
     main_rate,
     runs,
+    spent,
 )
+from repro.records import PHASES
+from repro.results import read
 
 
 def test_outcomes_are_rises_over_the_start():
@@ -67,3 +70,15 @@ def test_arms_are_compared_where_most_of_them_are():
         "comfortable": [3],
         "paper-eta": [1],
     }
+
+
+def test_seconds_are_at_the_pace_of_exact_whatever_machine_a_run_had(tmp_path):
+    csv = write_tables(fake({("exact", 1.0): [0.8, 0.8, 0.8], ("jagg", 1.0): [0.4]}), tmp_path)
+    timings = read(csv.with_name("convergence-timings.csv"))
+    timings.loc[timings.arm == "jagg", "update"] = 0.1  # what it saves
+    slow = (timings.arm == "jagg") | (timings.seed == 2)
+    timings.loc[slow, list(PHASES)] *= 3
+    timings.to_csv(csv.with_name("convergence-timings.csv"), index=False)
+    at_end = spent(csv).groupby(["arm", "seed"])["seconds"].max()
+    assert at_end["exact"].tolist() == pytest.approx([8.0, 8.0, 8.0])
+    assert at_end["jagg", 0] == pytest.approx(8 * 0.9)
