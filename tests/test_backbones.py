@@ -124,14 +124,14 @@ def test_encode_is_deterministic_and_reads_the_prompt(backbone: Backbone) -> Non
 def test_a_batch_is_its_samples_one_by_one(backbone: Backbone, guidance: float) -> None:
     conditioning = backbone.encode(PROMPTS, negative=True)
     latents, sigma = _noise(backbone), torch.tensor([1.0, 0.6, 0.05])
-    with torch.no_grad():
+    with torch.no_grad():  # rounding differs with the batch's size, and guidance multiplies it
         batch = backbone.velocity(latents, sigma, conditioning, guidance)
         for i in range(len(PROMPTS)):
             one = backbone.velocity(latents[i : i + 1], float(sigma[i]), conditioning.index([i]), guidance)
-            torch.testing.assert_close(batch[i : i + 1], one, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(batch[i : i + 1], one, atol=1e-4, rtol=1e-4)
             alone = backbone.encode(PROMPTS[i : i + 1], negative=True)  # without the batch's padding
             one = backbone.velocity(latents[i : i + 1], sigma[i : i + 1], alone, guidance)
-            torch.testing.assert_close(batch[i : i + 1], one, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(batch[i : i + 1], one, atol=1e-4, rtol=1e-4)
         uniform = backbone.velocity(latents, 0.5, conditioning)
     assert not torch.allclose(batch[1], uniform[1]), "sigma makes no difference"
 
