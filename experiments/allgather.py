@@ -16,7 +16,7 @@ Each with a reduce-scatter after every backward, FSDP's default, and with it hel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -29,7 +29,8 @@ from experiments.markdown import table as markdown_table
 from repro.console import note, print_table
 from repro.provenance import collect
 from repro.ranks import ALONE, Ranks, spawn
-from repro.results import Table, read
+from repro.results import read
+from repro.shared_table import SharedTable
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,31 @@ KEY = ("layout", "checkpointing", "sync_held_back")
 def run(config: Config, ranks: Ranks = ALONE) -> Path:
     """Count what is missing of the table; returns the CSV.
 
+    Args:
+        config: its number of ranks is for one process, which starts them.
+        ranks: several, as torchrun started them, count themselves.
+
     Raises:
-        ValueError: started by torchrun; fewer than two ranks, no group, or groups without two ends.
+        ValueError: fewer than two ranks, no group, or groups without two ends.
     """
     if ranks.size > 1:
-        raise ValueError(f"allgather starts its ranks itself: leave out torchrun, pass --ranks {ranks.size}")
+        config = replace(config, ranks=ranks.size)
     if config.ranks < 2 or config.groups < 1 or config.group_size < 2:
         raise ValueError(
             f"ranks is {config.ranks}, groups {config.groups}, group_size {config.group_size}: take 2 or "
             "more ranks, 1 or more groups of 2 or more steps"
         )
     csv = (config.out or Path("results")) / "allgather" / "allgather.csv"
-    with Table(csv, COLUMNS, KEY, provenance=collect(config, seed=config.seed), fresh=config.fresh) as table:
+    provenance = collect(config, seed=config.seed)
+    with SharedTable(ranks, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
         wanted = [(layout, c, h) for c in (False, True) for layout in LAYOUTS for h in (False, True)]
         missing = [row for row in wanted if not table.has(**dict(zip(KEY, row, strict=True)))]
         if missing:
             note(f"allgather: counting {len(missing)} layouts on {config.ranks} ranks")
-            table.append(
-                *spawn(count, config.ranks, config.groups, config.group_size, config.seed, missing)[0]
-            )
-    show(csv)
+            case = (config.groups, config.group_size, config.seed, missing)
+            rows = count(ranks, *case) if ranks.size > 1 else spawn(count, config.ranks, *case)[0]
+            table.append(*rows)
+    ranks.on_main(show, csv)
     return csv
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import CAPTIONS, build_clip, build_flux, build_hpsv2
 
-from experiments import ablation, convergence, cosine, speedup
+from experiments import ablation, allgather, convergence, cosine, speedup
 from experiments.laps import laps_path
 from repro.backbones import load
 from repro.overrides import Overrides
@@ -145,6 +145,7 @@ def on_each_rank(ranks: Ranks, folder: Path) -> str:
     ablation.run(comparing(folder, "two"), ranks)
     cosine.run(replace(measuring(folder, "two"), quick=True, prompts=16), ranks)
     speedup.run(timing(folder), ranks)
+    allgather.run(allgather.Config(groups=1, group_size=2, out=folder / "two"), ranks)
     try:
         ranks.on_main(int, "no number")
     except ValueError as error:
@@ -317,3 +318,10 @@ def test_steps_are_timed_on_ranks_together(found: list[str], folder: Path) -> No
     assert list(2 * jagg.backwards) == list(exact.backwards) == [20, 4]
     # Short updates are repeated as often on either rank, or a sharded pass would wait for ever.
     assert read(laps_path(csv)).repetition.max() > 0
+
+
+def test_collectives_are_counted_on_the_ranks_that_there_are(found: list[str], folder: Path) -> None:
+    table = read(folder / "two" / "allgather" / "allgather.csv")
+    assert (table.ranks == 2).all() and (table.gradient_error < 1e-5).all()
+    joint = table[(table.layout == "jagg-joint") & ~table.checkpointing & ~table.sync_held_back].iloc[0]
+    assert joint.all_gathers_backward == 2  # where one was reported
