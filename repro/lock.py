@@ -24,6 +24,7 @@ class Lock:
 
     @property
     def held(self) -> bool:
+        """Whether this has it."""
         return self._fd is not None
 
     @property
