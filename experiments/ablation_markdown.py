@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments import paper
-from experiments.ablation_report import OUTCOME, at_rates
+from experiments.ablation_report import EFFICIENCY, OUTCOME, at_rates, efficiency_rows, rise_per
 from experiments.cells import ALGORITHMS, ARMS, SETTINGS, described
 from experiments.convergence_data import at_main_rate
 from experiments.convergence_report import BASELINE, LEARNED, learning
@@ -21,8 +21,6 @@ from experiments.markdown import table as markdown_table
 from experiments.paired import FEWEST, mean_and_half
 from repro.results import read
 
-COSTS = {"backwards": 1e6, "forwards": 1e6, "seconds": 1e3}
-"""Columns of the efficiency table, and the amount of each that a rise is given for."""
 VERDICTS = {
     "lower": "lower",
     "equal": "equal within the margin",
@@ -45,7 +43,7 @@ def markdown(csv: Path) -> str:
             f"paired by seed{_learned(runs)}:",
             _contrasts(table[table.setting == setting]),
             "What the rise of an arm's reward cost:",
-            _efficiency(runs),
+            markdown_table(EFFICIENCY, efficiency_rows(runs)),
         ]
     return "\n\n".join([*parts, _sentences(table, efficiency)])
 
@@ -90,27 +88,6 @@ def _learned(runs: pd.DataFrame) -> str:
         f" (the exact baseline's reward rose by less than {LEARNED} times its seeds' spread, too little to "
         "tell arms apart, whatever the verdicts)"
     )
-
-
-def _efficiency(runs: pd.DataFrame) -> str:
-    rows = []
-    for arm in [arm for arm in ARMS if arm in set(runs.arm)]:
-        of_arm = runs[runs.arm == arm]
-        costs = (_per(of_arm, column) for column in COSTS)
-        rows.append(
-            (ARMS[arm].label, len(of_arm), signed(*mean_and_half(of_arm.rise)), *(_three(c) for c in costs))
-        )
-    headings = ("arm", "seeds", "rise", "per 10⁶ backwards", "per 10⁶ forwards", "per 1000 s")
-    return markdown_table(headings, rows)
-
-
-def _per(runs: pd.DataFrame, column: str) -> pd.Series:
-    return runs.rise / runs[column] * COSTS[column]
-
-
-def _three(values: pd.Series) -> str:
-    mean, half = mean_and_half(values)
-    return f"{mean:+.3g}" + ("" if pd.isna(half) else f"±{half:.2g}")
 
 
 def _sentences(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
@@ -170,7 +147,7 @@ def _gain(runs: pd.DataFrame) -> str:
         return ""
     found = []
     for column, name in (("backwards", "backward"), ("forwards", "forward"), ("seconds", "second")):
-        ratios = (_per(by_arm["jagg"], column) / _per(by_arm[BASELINE], column)).dropna()
+        ratios = (rise_per(by_arm["jagg"], column) / rise_per(by_arm[BASELINE], column)).dropna()
         mean, half = mean_and_half(ratios)
         found.append(f"{mean:.2f}{'' if pd.isna(half) else f'±{half:.2f}'} per {name}")
     return f"JAGG's rise is {listed(found)} times exact's ({runs.setting.iloc[0]})."

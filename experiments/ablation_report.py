@@ -14,13 +14,17 @@ from experiments.convergence_data import at_main_rate
 from experiments.convergence_report import theme
 from experiments.evaluation import REWARD
 from experiments.figures import save
-from experiments.markdown import counted
+from experiments.markdown import counted, signed
 from experiments.paired import mean_and_half
 from repro.console import print_table
 from repro.results import read
 
 OUTCOME = "curve"
 """The outcome that is printed and drawn; the CSV has both."""
+COSTS = {"backwards": 1e6, "forwards": 1e6, "seconds": 1e3}
+"""Columns of the efficiency table, and the amount of each that a rise is given for."""
+EFFICIENCY = ("arm", "seeds", "rise", "per 10⁶ backwards", "per 10⁶ forwards", "per 1000 s")
+"""Headings of `efficiency_rows`."""
 
 
 def show(csv: Path) -> None:
@@ -31,7 +35,7 @@ def show(csv: Path) -> None:
             r.setting,
             f"{ARMS[r.first].label} minus {ARMS[r.second].label}" + at_rates(r.rates),
             r.seeds,
-            f"{r.difference:+.4f}" + ("" if math.isnan(r.half_interval) else f" ± {r.half_interval:.4f}"),
+            signed(r.difference, r.half_interval),
             _p(r.p_sign_flip),
             f"{r.margin:.4f}",
             _p(r.p_equivalence),
@@ -76,34 +80,36 @@ def endpoints_sentence(table: pd.DataFrame) -> str:
 
 
 def _show_efficiency(table: pd.DataFrame) -> None:
-    table, rows = at_main_rate(table), []
-    for setting in [name for name in SETTINGS if name in set(table.setting)]:
-        for arm in ARMS:
-            runs = table[(table.setting == setting) & (table.arm == arm)]
-            if runs.empty:
-                continue
-            rows.append(
-                (
-                    setting,
-                    ARMS[arm].label,
-                    len(runs),
-                    _text(runs.rise, 1),
-                    _text(runs.rise / runs.backwards, 1e6),
-                    _text(runs.rise / runs.forwards, 1e6),
-                    _text(runs.rise / runs.seconds, 1e3),
-                )
-            )
+    table = at_main_rate(table)
+    rows = [
+        (setting, *row) for setting in SETTINGS for row in efficiency_rows(table[table.setting == setting])
+    ]
     print_table(
         "What a rise in reward cost",
-        ("setting", "arm", "seeds", "rise", "per 10⁶ backwards", "per 10⁶ forwards", "per 1000 s"),
+        ("setting", *EFFICIENCY),
         rows,
         "Passes are of one image at one step; forwards are all of them, priced by the cost model.",
     )
 
 
-def _text(values: pd.Series, scale: float) -> str:
-    mean, half = mean_and_half(values.to_numpy() * scale)
-    return f"{mean:+.3g}" + ("" if math.isnan(half) else f" ± {half:.2g}")
+def efficiency_rows(runs: pd.DataFrame) -> list[tuple[str, int, str, str, str, str]]:
+    """Of one setting's runs, a row per arm under the headings `EFFICIENCY`."""
+    rows = []
+    for arm in [arm for arm in ARMS if arm in set(runs.arm)]:
+        of_arm = runs[runs.arm == arm]
+        costs = (_three_digits(rise_per(of_arm, column)) for column in COSTS)
+        rows.append((ARMS[arm].label, len(of_arm), signed(*mean_and_half(of_arm.rise)), *costs))
+    return rows
+
+
+def rise_per(runs: pd.DataFrame, column: str) -> pd.Series:
+    """The rises for as much of a cost as `COSTS` says."""
+    return runs.rise / runs[column] * COSTS[column]
+
+
+def _three_digits(values: pd.Series) -> str:
+    mean, half = mean_and_half(values)
+    return f"{mean:+.3g}" + ("" if math.isnan(half) else f"±{half:.2g}")
 
 
 def plot(csv: Path) -> Path:
@@ -146,7 +152,7 @@ def _efficiency_panel(axis, rows: pd.DataFrame) -> None:
     arms = [arm for arm in ARMS if arm in set(rows.arm)]
     for place, arm in enumerate(reversed(arms)):
         runs = rows[rows.arm == arm]
-        mean, half = mean_and_half(runs.rise / runs.seconds * 1e3)
+        mean, half = mean_and_half(rise_per(runs, "seconds"))
         axis.errorbar(
             mean, place, xerr=half, fmt="s", markersize=4, capsize=3, color=f"C{list(ARMS).index(arm)}"
         )

@@ -65,6 +65,7 @@ def progress(description: str, total: int, done: int = 0) -> Iterator[Callable[.
             yield lambda units=1, note="": bar.update(task, advance=units, note=note)
         return
 
+    print(f"{description}: {done}/{total}", file=sys.stderr, flush=True)
     start = shown = time.monotonic()
     count = done
 

@@ -274,6 +274,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch, capsys)
         for cell in range(3):
             advance(note=f"cell {cell}")
     assert capsys.readouterr().err.splitlines() == [
+        "cells: 1/4",
         "cells: 3/4, 0:20 elapsed, 0:10 left  cell 1",
         "cells: 4/4, 0:30 elapsed, 0:00 left  cell 2",
     ]
