@@ -13,13 +13,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from experiments.cells import SETTINGS
+from experiments.cells import SETTINGS, SettingName
 from experiments.evaluation import REWARD
+from repro.recipes import Recipe
 from repro.records import PHASES
 from repro.results import provenance_path, read
 
@@ -46,6 +48,12 @@ def config_of(csv: Path) -> dict[str, Any]:
     """The settings that a table's runs share, from its provenance."""
     config: dict[str, Any] = json.loads(provenance_path(csv).read_text())["config"]
     return config
+
+
+def recipe_of(csv: Path, setting: SettingName) -> Recipe:
+    """The exact baseline's recipe in a setting of a table, from its provenance."""
+    config = config_of(csv)
+    return SETTINGS[setting].change(Recipe(**{f.name: config[f.name] for f in fields(Recipe)}))
 
 
 def runs(table: pd.DataFrame) -> pd.DataFrame:

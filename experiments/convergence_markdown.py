@@ -19,6 +19,7 @@ from experiments.convergence_data import (
     config_of,
     differences,
     main_rate,
+    recipe_of,
     runs,
     spent,
     totals,
@@ -37,6 +38,7 @@ from experiments.evaluation import REWARD
 from experiments.markdown import counted, listed, signed
 from experiments.markdown import table as markdown_table
 from experiments.paired import FEWEST, LEVEL, MARGIN, Comparison, compare, mean_and_half
+from repro.recipes import Recipe
 
 JAGGS: tuple[ArmName, ...] = ("jagg", "routed")
 """The arms that the paper's statement is about: the method on all groups, and as it was used."""
@@ -48,7 +50,7 @@ STABILITY = 6
 def markdown(csv: Path) -> str:
     """Tables and sentences of every setting with complete runs."""
     table, spending = complete(csv), spent(csv)
-    all_rates, start = runs(table), start_words(csv)
+    all_rates = runs(table)
     outcomes = at_main_rate(all_rates)
     parts = []
     for setting in [name for name in SETTINGS if name in set(outcomes.setting)]:
@@ -56,7 +58,7 @@ def markdown(csv: Path) -> str:
         rate, steps = main_rate(here), table[table.setting == setting].step.max()
         heading = (
             f"**{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}, {setting}** "
-            f"({described(setting, rate)}), {start}: "
+            f"({described(setting, rate)}), {sampling_words(recipe_of(csv, setting))}, {start_words(csv)}: "
             f"rise on evaluation prompts in {steps} training steps"
         )
         parts += [f"{heading}:", _table(here, spending), _sentences(here)]
@@ -82,6 +84,11 @@ def rates_sentence(of_setting: pd.DataFrame) -> str:
         f"at {rate} for {listed(arms)}."
         for (tried, seeds, rate), arms in best.items()
     )
+
+
+def sampling_words(recipe: Recipe) -> str:
+    """What a training step samples."""
+    return f"{recipe.prompts} prompts × {recipe.images} images of {recipe.sampling_steps} sampling steps"
 
 
 def start_words(csv: Path) -> str:

@@ -12,14 +12,13 @@ import pandas as pd
 
 from experiments import paper
 from experiments.cells import ALGORITHMS, SETTINGS, SettingName
-from experiments.convergence_data import complete, config_of, runs
+from experiments.convergence_data import complete, recipe_of, runs
 from experiments.convergence_markdown import start_words
 from experiments.convergence_report import BASELINE, LEARNED, learning
 from experiments.evaluation import REWARD
 from experiments.markdown import counted, signed
 from experiments.markdown import table as markdown_table
 from experiments.paired import FEWEST, mean_and_half
-from repro.recipes import Recipe
 
 
 def markdown(csv: Path) -> str:
@@ -28,22 +27,22 @@ def markdown(csv: Path) -> str:
     Raises:
         ValueError: no complete run of the exact baseline.
     """
-    table, config = complete(csv), config_of(csv)
+    table = complete(csv)
     table = table[(table.arm == BASELINE) & (table.metric == REWARD)]
     if table.empty:
         raise ValueError(f"{csv} has no complete run of arm {BASELINE} yet: train one, it is what is swept")
-    base = Recipe(**{name: config[name] for name in ("eta", "learning_rate", "images")})
     outcomes = runs(table)
     factors = sorted(outcomes.lr_factor.unique())
     cells = {key: rows["final"] for key, rows in outcomes.groupby(["setting", "lr_factor"])}
     settings = [name for name in SETTINGS if name in set(outcomes.setting)]
     rows = []
     for setting in settings:
-        recipe = SETTINGS[setting].change(base)
+        recipe = recipe_of(csv, setting)
         found = [cells.get((setting, factor), pd.Series(dtype=float)) for factor in factors]
         rows.append(
             (
                 SETTINGS[setting].label,
+                f"{recipe.prompts} × {recipe.images}",
                 f"{recipe.eta:g}",
                 f"{recipe.learning_rate:.3g}",
                 table[table.setting == setting].step.max(),
@@ -51,11 +50,20 @@ def markdown(csv: Path) -> str:
                 *(signed(*mean_and_half(rises)) for rises in found),
             )
         )
-    headings = ("setting", "eta", "rate ×1", "steps", "seeds", *(f"×{factor:.3g}" for factor in factors))
+    headings = (
+        "setting",
+        "images",
+        "eta",
+        "rate ×1",
+        "steps",
+        "seeds",
+        *(f"×{factor:.3g}" for factor in factors),
+    )
+    base = recipe_of(csv, "comfortable")
     model, algorithm = table.model.iloc[0], ALGORITHMS[table.algorithm.iloc[0]]
     heading = (
-        f"**{model}, {algorithm}**, exact gradients, {start_words(csv)}: rise in reward on evaluation "
-        "prompts, by learning rate:"
+        f"**{model}, {algorithm}**, exact gradients, {base.sampling_steps} sampling steps, "
+        f"{start_words(csv)}: rise in reward on evaluation prompts, by learning rate:"
     )
     return "\n\n".join((heading, markdown_table(headings, rows), " ".join(_sentences(outcomes, base.eta))))
 

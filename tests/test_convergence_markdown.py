@@ -21,7 +21,8 @@ def trained(folder: Path, jagg: list[float], exact: list[float] | None = None, f
 def test_convergence_has_a_row_an_arm(tmp_path):
     text = trained(tmp_path, rises(0.2))
     assert text.startswith(
-        "**m, DanceGRPO, comfortable** (many images per update), from noise 0.6 on the weights: rise"
+        "**m, DanceGRPO, comfortable** (many images per update), 8 prompts × 12 images of 21 sampling steps, "
+        "from noise 0.6 on the weights: rise"
     )
     # The last quarter of the evaluations is the mean of 7/8 and 8/8 of the rise.
     cells = row(text, "JAGG, all groups")

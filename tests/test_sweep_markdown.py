@@ -37,14 +37,14 @@ from experiments import sweep_markdown
 )
 def test_the_sweep_says_whether_the_early_codes_eta_learns(tmp_path, early, said):
     text = sweep_markdown.markdown(swept(tmp_path, early))
-    assert "exact gradients, from noise 0.6 on the weights: rise in reward" in text
-    assert "| setting | eta | rate ×1 | steps | seeds | ×1 | ×3 |" in text
+    assert "exact gradients, 21 sampling steps, from noise 0.6 on the weights: rise in reward" in text
+    assert "| setting | images | eta | rate ×1 | steps | seeds | ×1 | ×3 |" in text
     ours = row(text, "many images per update")
-    assert ours[:4] == ["0.7", "3e-05", "8", "3"] and ours[5].startswith(f"{0.81 * 15 / 16:+.4f}±")
+    assert ours[:5] == ["8 × 12", "0.7", "3e-05", "8", "3"] and ours[6].startswith(f"{0.81 * 15 / 16:+.4f}±")
     first = row(text, "eta 0.3 (early code), else as comfortable")
-    assert first[0] == "0.3"
+    assert first[1] == "0.3"
     mean = f"{sum(early[1.0]) / 3 * 15 / 16:+.4f}±" if 1.0 in early else "-"
-    assert first[4].startswith(mean)
+    assert first[5].startswith(mean)
     assert f"The early code's eta 0.3{' ' * (said[0] != ':')}{said}" in text
     assert "Our eta 0.7 learns at this size: at its best of 2 learning rates (×3, the largest tried)" in text
     assert "+8.4" not in text  # the other arms are no part of it
@@ -56,7 +56,8 @@ def test_the_sweep_has_other_regimes_and_starts(tmp_path):
     csv = write_tables(pd.concat([sparse, later]), tmp_path, start_noise=0.0)
     text = sweep_markdown.markdown(csv)
     # Its learning rate is twice the recipe's, and it trains twice as long.
-    assert row(text, "few images per update, twice the learning rate, twice as long")[:4] == [
+    assert row(text, "few images per update, twice the learning rate, twice as long")[:5] == [
+        "8 × 4",
         "0.7",
         "6e-05",
         "16",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 
 from experiments.training import CELL, COLUMNS, TIMING_COLUMNS, TRAINING_COLUMNS
+from repro.recipes import Recipe
 from repro.records import METRICS, PHASES
 
 STEPS = 8
@@ -49,15 +51,8 @@ def write_tables(
     table.to_csv(path, index=False)
     training[list(TRAINING_COLUMNS)].to_csv(folder / "convergence-training.csv", index=False)
     timings[list(TIMING_COLUMNS)].to_csv(folder / "convergence-timings.csv", index=False)
-    config = {
-        "steps": STEPS,
-        "lora_rank": 0,
-        "guidance": 1.0,
-        "eta": 0.7,
-        "learning_rate": 3e-5,
-        "images": 12,
-    }
-    config |= {"start_noise": start_noise}
+    recipe = Recipe(eta=0.7, learning_rate=3e-5, images=12)
+    config = {"steps": STEPS, "start_noise": start_noise, **asdict(recipe)}
     (folder / "convergence.provenance.json").write_text(json.dumps({"config": config, **PROVENANCE}))
     return path
 
