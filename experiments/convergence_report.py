@@ -266,10 +266,10 @@ def _plot_samples(csv: Path, table: pd.DataFrame, plt) -> None:
         strips += [(what.label, path) for path in after[:1]]
     if len(strips) < 2:
         return
-    figure, axes = plt.subplots(len(strips), 1, figsize=(8, 0.85 * len(strips)), constrained_layout=True)
+    figure, axes = plt.subplots(len(strips), 1, figsize=(6.5, len(strips)), constrained_layout=True)
     for axis, (name, path) in zip(axes, strips, strict=True):
         axis.imshow(plt.imread(path))
-        axis.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
+        axis.set_title(name, loc="left", fontsize=7, pad=2)
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
     save(figure, csv.with_name("convergence-samples.png"), dpi=75, pictures=True)
