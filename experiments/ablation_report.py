@@ -92,9 +92,9 @@ def _show_efficiency(table: pd.DataFrame) -> None:
     )
 
 
-def efficiency_rows(runs: pd.DataFrame) -> list[tuple[str, int, str, str, str, str]]:
+def efficiency_rows(runs: pd.DataFrame) -> list[tuple[object, ...]]:
     """Of one setting's runs, a row per arm under the headings `EFFICIENCY`."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for arm in [arm for arm in ARMS if arm in set(runs.arm)]:
         of_arm = runs[runs.arm == arm]
         costs = (_three_digits(rise_per(of_arm, column)) for column in COSTS)

@@ -31,10 +31,10 @@ from torch import Tensor
 from experiments import paper, speedup_report
 from experiments.laps import laps_path
 from experiments.speedup_cells import SETTING
-from experiments.speedup_settings import Arm, Config, Variation, settings
+from experiments.speedup_settings import Config, NamedScheme, Variation, settings
 from experiments.speedup_source import Source, load_source, make_policy
 from experiments.speedup_step import PHASES, Setting, Step, Timing, Unit
-from repro import arms
+from repro import scheme_names
 from repro.console import note, progress
 from repro.cost import CostModel
 from repro.fields import format_value
@@ -213,7 +213,7 @@ def _measure(
     source: Source,
     policy: Policy,
     setting: Setting,
-    chosen: list[Arm],
+    chosen: list[NamedScheme],
     advance: Any,
     ranks: Ranks,
 ) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
@@ -253,10 +253,10 @@ def _measure(
             yield rows, laps
 
 
-def _scheme(name: arms.SchemeName, jagg_frac: float, times: Tensor, setting: Setting) -> Scheme:
+def _scheme(name: scheme_names.SchemeName, jagg_frac: float, times: Tensor, setting: Setting) -> Scheme:
     subset = round(paper.TIMESTEP_FRACTION.low * len(times))
     generator = torch.Generator().manual_seed(0)
-    return arms.build(
+    return scheme_names.build(
         name, times, setting.group_size, jagg_frac=jagg_frac, subset_steps=subset, generator=generator
     )
 

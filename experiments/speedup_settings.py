@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias
 
 from experiments import paper
 from experiments.speedup_step import Setting
-from repro import arms
+from repro import scheme_names
 from repro.recipes import Algorithm
 
-Arm: TypeAlias = tuple[arms.SchemeName, float]
+NamedScheme: TypeAlias = tuple[scheme_names.SchemeName, float]
 """A scheme's name, and the jagg_frac it takes."""
 Variation = Literal["base", "checkpointing", "velocities", "weights", "group-size", "jagg-frac", "batch"]
 
@@ -37,7 +37,7 @@ class Config:
     """what to vary against the base setting"""
     algorithms: tuple[Algorithm, ...] = ("dance_grpo", "flow_grpo_fast")
     """training recipes; the sweeps over W, jagg_frac and batch are dance_grpo's"""
-    schemes: tuple[arms.SchemeName, ...] = ("jagg", "routed", "endpoints-own", "subset")
+    schemes: tuple[scheme_names.SchemeName, ...] = ("jagg", "routed", "endpoints-own", "subset")
     """what is timed against exact in the base setting; the others take exact, jagg and routed, the sweeps
     over W and batch exact and jagg"""
     rounds: int = 7
@@ -76,7 +76,7 @@ class Config:
     """measure everything again instead of resuming"""
 
 
-def settings(config: Config, ranks: int = 1) -> dict[Setting, list[Arm]]:
+def settings(config: Config, ranks: int = 1) -> dict[Setting, list[NamedScheme]]:
     """Every setting with the schemes that are timed in it, settings of one policy side by side.
 
     Args:
@@ -85,19 +85,19 @@ def settings(config: Config, ranks: int = 1) -> dict[Setting, list[Arm]]:
     """
     samples = config.prompts * config.images // ranks
     batch = config.batch or samples
-    plain = [_arm("exact"), _arm("jagg"), _arm("routed")]
-    chosen: dict[Setting, list[Arm]] = {}
+    plain = [_named("exact"), _named("jagg"), _named("routed")]
+    chosen: dict[Setting, list[NamedScheme]] = {}
 
-    def add(setting: Setting, schemes: list[Arm]) -> None:
+    def add(setting: Setting, schemes: list[NamedScheme]) -> None:
         # One group leaves nothing to route.
-        kept = [a for a in schemes if a[0] not in ("routed", "subset") or setting.algorithm == "dance_grpo"]
+        kept = [s for s in schemes if s[0] not in ("routed", "subset") or setting.algorithm == "dance_grpo"]
         chosen[setting] = list(dict.fromkeys([*chosen.get(setting, []), *kept]))
 
     for algorithm in config.algorithms:
         base = Setting(algorithm=algorithm, batch=batch)
         for variation in dict.fromkeys(config.variations):
             if variation == "base":
-                add(base, [_arm("exact"), *map(_arm, config.schemes)])
+                add(base, [_named("exact"), *map(_named, config.schemes)])
             elif variation == "checkpointing":
                 add(replace(base, checkpointing=False), plain)
             elif variation == "velocities":
@@ -112,20 +112,20 @@ def settings(config: Config, ranks: int = 1) -> dict[Setting, list[Arm]]:
     return {setting: chosen[setting] for setting in order}
 
 
-def _arm(name: arms.SchemeName, jagg_frac: float = paper.JAGG_FRAC.low) -> Arm:
+def _named(name: scheme_names.SchemeName, jagg_frac: float = paper.JAGG_FRAC.low) -> NamedScheme:
     return (name, jagg_frac if name == "routed" else 0.0)
 
 
-def _sweep(base: Setting, variation: Variation, samples: int) -> Iterator[tuple[Setting, list[Arm]]]:
+def _sweep(base: Setting, variation: Variation, samples: int) -> Iterator[tuple[Setting, list[NamedScheme]]]:
     """One axis of the heat map, crossed with another."""
-    pair = [_arm("exact"), _arm("jagg")]
+    pair = [_named("exact"), _named("jagg")]
     for checkpointing in (True, False):
         setting = replace(base, checkpointing=checkpointing)
         if variation == "group-size":
             for size in (2, 4, 5, 10):
                 yield replace(setting, group_size=size), pair
         elif variation == "jagg-frac":
-            yield setting, [_arm("exact"), *(_arm("routed", fifths / 5) for fifths in range(6))]
+            yield setting, [_named("exact"), *(_named("routed", fifths / 5) for fifths in range(6))]
     if variation == "batch":
         for batch in dict.fromkeys(samples // parts for parts in (1, 2, 4) if samples % parts == 0):
             for chunk in (1, 2, 4):

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from repro.cost import Counts
-from repro.plan import Velocities, blocks, plan
+from repro.plan import Velocities, chunked, plan
 from repro.scheme import Scheme
 
 Stale = Literal["refuse", "recompute", "correct"]
@@ -194,18 +194,18 @@ def accumulate_gradient(
 
     def push_upstream(steps: Sequence[int], known: dict[int, Tensor]) -> None:
         """Compute s_j and spread it over the anchors, upstream[k] += Φ[j, k] s_j."""
-        for block in blocks(steps, forward_chunk):
-            v = torch.stack([velocity_at(j, known) for j in block])
-            result, s = upstream_gradient(surrogate, block, v)
+        for chunk in chunked(steps, forward_chunk):
+            v = torch.stack([velocity_at(j, known) for j in chunk])
+            result, s = upstream_gradient(surrogate, chunk, v)
             tally.add(result)
-            for j, s_j in zip(block, s.to(upstream.dtype), strict=True):
+            for j, s_j in zip(chunk, s.to(upstream.dtype), strict=True):
                 for k in scheme.support(j):
                     upstream[k] += phi[j, k] * s_j
 
     known: dict[int, Tensor] = {}
-    for block in blocks(work.untracked, forward_chunk):
+    for chunk in chunked(work.untracked, forward_chunk):
         with torch.no_grad():
-            known.update(zip(block, _at_least_float32(forward(block)), strict=True))
+            known.update(zip(chunk, _at_least_float32(forward(chunk)), strict=True))
     push_upstream(work.early, known)
     known.clear()
 

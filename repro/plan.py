@@ -56,7 +56,7 @@ def plan(scheme: Scheme, velocities: Velocities = "recompute", anchor_chunk: int
             scheme that cannot correct: one with a needed step that is no anchor and whose row does not sum to
             1.
     """
-    chunks = tuple(blocks(range(scheme.n_anchors), anchor_chunk))
+    chunks = tuple(chunked(range(scheme.n_anchors), anchor_chunk))
     needed = scheme.needed_steps
     column = {a: k for k, a in enumerate(scheme.anchors)}
     # Per step, the columns of the anchors it concerns: those that receive its s_j, and its own.
@@ -92,7 +92,7 @@ def _require_interpolation(scheme: Scheme, steps: list[int]) -> None:
         )
 
 
-def blocks(items: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
+def chunked(items: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
     """Cut `items` into consecutive tuples of `size`, the last possibly shorter."""
     if size < 1:
         raise ValueError(f"a chunk holds at least one step, got {size}: pass 1 or more")

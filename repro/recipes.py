@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from repro import arms
+from repro import scheme_names
 from repro.cost import CostModel
 from repro.plan import Velocities
 from repro.scheme import Scheme, equal_step_groups, step_subset
@@ -49,7 +49,7 @@ class Recipe:
     size: int = 0
     """height and width in pixels, 0 for the model's own"""
 
-    scheme: arms.SchemeName = "exact"
+    scheme: scheme_names.SchemeName = "exact"
     """which backwards are made, with which weights"""
     group_size: int = 4
     """W, steps per group"""
@@ -152,12 +152,12 @@ class Recipe:
         groups = equal_step_groups(self.n_trained, self.group_size)
         order = torch.randperm(len(groups), generator=generator)[: self.n_trained_groups]
         chosen = [j for g in sorted(order.tolist()) for j in groups[g]]
-        return [noisy[j] for j in chosen], arms.restrict(scheme, chosen)
+        return [noisy[j] for j in chosen], scheme_names.restrict(scheme, chosen)
 
     def full_scheme(self, noisy: range | None = None, generator: torch.Generator | None = None) -> Scheme:
         """The scheme over all steps with noise, by default the first ones, and any subset."""
         noisy = range(self.n_trained) if noisy is None else noisy
-        return arms.build(
+        return scheme_names.build(
             self.scheme,
             self.sigmas[noisy.start : noisy.stop],
             self.group_size,

@@ -38,7 +38,7 @@ from repro.grpo import ClippedSurrogate
 from repro.guard import Fault, Guarded, Timed
 from repro.optimizer import make_optimizer
 from repro.parallel import full
-from repro.plan import blocks
+from repro.plan import chunked
 from repro.policy import Policy
 from repro.ranks import ALONE, Ranks
 from repro.recipes import Recipe
@@ -242,8 +242,8 @@ class Trainer:
         """(n, B, *shape): the reference's at the steps whose loss is used, zero elsewhere."""
         velocities = torch.zeros_like(latents, dtype=torch.promote_types(latents.dtype, torch.float32))
         with self.policy.reference():
-            for block in blocks(scheme.needed_steps, self.recipe.anchor_chunk):
-                velocities[list(block)] = velocity(block, latents[list(block)]).to(velocities)
+            for chunk in chunked(scheme.needed_steps, self.recipe.anchor_chunk):
+                velocities[list(chunk)] = velocity(chunk, latents[list(chunk)]).to(velocities)
         return velocities
 
     def _apply(self, tally: Tally) -> None:

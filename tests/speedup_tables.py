@@ -9,7 +9,7 @@ import torch
 from experiments.laps import laps_path
 from experiments.speedup import COLUMNS, KEY, LAP_COLUMNS, LAP_KEY
 from experiments.speedup_step import Setting
-from repro import arms
+from repro import scheme_names
 from repro.cost import CostModel
 from repro.results import Table
 from repro.scheme import exact, jagg
@@ -25,7 +25,7 @@ def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0, bursts: bo
     schemes = [
         exact(times),
         jagg(times, 4),
-        arms.build("routed", times, 4, jagg_frac=0.6),
+        scheme_names.build("routed", times, 4, jagg_frac=0.6),
     ]
     with (
         Table(csv, COLUMNS, KEY, provenance={}, fresh=True) as table,

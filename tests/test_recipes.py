@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments import paper
-from repro import arms, recipes
+from repro import recipes, scheme_names
 from repro.overrides import Overrides, override
 from repro.recipes import Recipe, dance_grpo, equal_cost_subset, flow_grpo_fast, preset
 from repro.scheme import exact, jagg
@@ -25,7 +25,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def test_presets_are_valid_with_every_scheme(algorithm, bundled):
     recipe = preset(algorithm, bundled)
     recipe.validate()
-    for name in get_args(arms.SchemeName):
+    for name in get_args(scheme_names.SchemeName):
         replace(recipe, scheme=name, subset_steps=2 if name == "subset" else 0).validate()
 
 
@@ -123,7 +123,7 @@ def test_timestep_fraction_trains_whole_groups():
 def test_restrict_refuses_to_cut_through_a_group():
     scheme = jagg(torch.linspace(1, 0.1, 8), 4)
     with pytest.raises(ValueError, match="choose whole groups"):
-        arms.restrict(scheme, [0, 1, 2])
+        scheme_names.restrict(scheme, [0, 1, 2])
 
 
 def test_a_subset_is_drawn_anew_and_is_exact_on_average():

@@ -15,7 +15,7 @@ from experiments import speedup
 from experiments.laps import laps_path
 from experiments.speedup_settings import Config, settings
 from experiments.speedup_step import Step
-from repro import arms
+from repro import scheme_names
 from repro.cli import main
 from repro.results import read
 
@@ -165,7 +165,7 @@ def test_every_row_of_the_full_table_has_a_key_of_its_own() -> None:
     wanted = settings(Config())
     for setting, chosen in wanted.items():
         names = [
-            arms.build(name, torch.linspace(1, 0.1, 20), 4, jagg_frac=fraction, subset_steps=12).name
+            scheme_names.build(name, torch.linspace(1, 0.1, 20), 4, jagg_frac=fraction, subset_steps=12).name
             for name, fraction in chosen
         ]
         assert names[0] == "exact" and len(set(names)) == len(names)

@@ -41,7 +41,7 @@ def test_counts_are_the_cost_models_in_every_part(velocities: Any) -> None:
         assert set(timing.seconds) == set(PHASES)
         assert len(timing.laps) == 1 + int(ENOUGH / timing.seconds["update"])  # repeated if it is short
         seconds = sum(lap.seconds for lap in timing.laps[0])
-        assert seconds == pytest.approx(timing.seconds["update"], rel=0.05)
+        assert 0 < seconds <= timing.seconds["update"] * (1 + 1e-9)  # its laps are disjoint parts of it
 
 
 def test_a_step_leaves_the_policy_as_it_was() -> None:

@@ -11,7 +11,7 @@ from core_problems import relative
 from small_trainer import RECIPE, make, redness, weights
 from torch import Tensor
 
-from repro import arms
+from repro import scheme_names
 from repro.records import METRICS, PHASES
 from repro.stopwatch import Stopwatch
 from repro.trainer import Trainer
@@ -103,7 +103,7 @@ def test_checkpointing_does_not_change_the_gradient(flux):
 
 def test_schemes_share_the_rollout_and_differ_in_the_gradient(flux):
     exact, metrics = gradient(make(flux))
-    for name in get_args(arms.SchemeName)[1:]:
+    for name in get_args(scheme_names.SchemeName)[1:]:
         recipe = replace(RECIPE, scheme=name, subset_steps=2 if name == "subset" else 0)
         estimate, other = gradient(make(flux, recipe))
         assert other["reward_mean"] == metrics["reward_mean"], name
