@@ -12,36 +12,55 @@ from experiments.laps import Laps, prices
 from repro.stopwatch import Stopwatch
 
 
-def run(calls: int, seconds: float = 0.0) -> tuple[Laps, Stopwatch]:
+class Clock:
+    """Seconds pass only when something is said to take them."""
+
+    now = 0.0
+
+    def take(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def test_laps_begin_at_calls_and_are_all_of_the_time(wall: Clock) -> None:
     clock, latents = Stopwatch(), torch.ones(1, 2)
-    with clock("update"), Laps(clock, lambda steps, z: 2 * z, latents) as laps:
-        watched = laps.watched(lambda steps, z: 3 * z)
-        time.sleep(seconds)
-        for step in range(calls):
+
+    def beside(steps: object, z: torch.Tensor) -> torch.Tensor:
+        wall.take(7)
+        return z
+
+    def network(steps: object, z: torch.Tensor) -> torch.Tensor:
+        wall.take(2)
+        return 3 * z
+
+    with clock("update"), Laps(clock, beside, latents) as laps:
+        watched = laps.watched(network)
+        wall.take(1)
+        for step in range(3):
             assert torch.equal(watched([step], latents), 3 * latents)
-            time.sleep(seconds)
-    return laps, clock
-
-
-def test_laps_begin_at_calls_and_are_all_of_the_time() -> None:
-    laps, clock = run(3, seconds=0.01)
-    assert len(laps.laps) == 4
-    assert min(lap.seconds for lap in laps.laps) >= 0.01
+            wall.take(step)
+    assert [lap.seconds for lap in laps.laps] == [1, 2 + 0, 2 + 1, 2 + 2]
     # The forwards beside the laps are not the update's.
-    assert sum(lap.seconds for lap in laps.laps) == pytest.approx(clock.seconds["update"], rel=0.1)
-    assert all(lap.forward > 0 for lap in laps.laps) and clock.seconds["beside"] > 0
+    assert clock.seconds == {"update": 1 + 2 + 3 + 4, "beside": 5 * 7}
+    assert [lap.forward for lap in laps.laps] == [7] * 4
 
 
-def test_a_forward_is_the_mean_of_those_on_either_side() -> None:
-    clock, slow = Stopwatch(), iter([0.0, 0.04, 0.0])
+def test_a_forward_is_the_mean_of_those_on_either_side(wall: Clock) -> None:
+    clock, slow = Stopwatch(), iter([0, 4, 0])
 
     def forward(steps: object, z: torch.Tensor) -> torch.Tensor:
-        time.sleep(next(slow))
+        wall.take(next(slow))
         return z
 
     with Laps(clock, forward, torch.ones(1)) as laps:
         laps.watched(lambda steps, z: z)([0], torch.ones(1))
-    assert [lap.forward for lap in laps.laps] == pytest.approx([0.02, 0.02], rel=0.3)
+    assert [lap.forward for lap in laps.laps] == [2, 2]
 
 
 def test_prices_are_sums_of_laps_in_forwards() -> None:
