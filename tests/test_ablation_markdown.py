@@ -52,6 +52,19 @@ def test_contrasts_have_reported_beside_measured(tmp_path):
     assert "not among what is reported, minus JAGG: higher (comfortable, 6 seeds)." in text
 
 
+def test_contrasts_are_at_the_recipes_rate_and_at_each_arms_best(tmp_path):
+    at_rates = {("exact", 1.0): rises(0.4), ("exact", 2.0): rises(0.1), ("jagg", 1.0): rises(0.2)}
+    cells = write_tables(fake({**at_rates, ("jagg", 2.0): rises(0.5)}), tmp_path)
+    ablation.write(cells, ablation.Config())
+    text = ablation_markdown.markdown(cells.with_name("ablation.csv"))
+    same, best = (
+        row(text, "JAGG, all groups − exact"),
+        row(text, "JAGG, all groups − exact, each at its best rate"),
+    )
+    assert same[2].startswith(f"{-0.2 * 9 / 16:+.4f}±") and best[2].startswith(f"{0.1 * 9 / 16:+.4f}±")
+    assert "both at rate" not in text
+
+
 def test_a_rise_is_divided_by_what_it_cost(tmp_path):
     text = ablated(tmp_path, {})
     rise = 15 / 16 * sum(rises(0.4)) / 6
