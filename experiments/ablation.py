@@ -158,6 +158,7 @@ def write(cells: Path, config: Config) -> None:
 
 def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]:
     for setting, here in outcomes.groupby("setting", sort=False):
+        main = main_rate(here)
         for rates, factors in _rates(here):
             for metric, of_metric in here.groupby("metric", sort=False):
                 for outcome in OUTCOMES:
@@ -165,6 +166,8 @@ def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]
                     for first, second in CONTRASTS:
                         if not {first, second, "exact"} <= set(values):
                             continue
+                        if rates == "best" and (factors[[first, second, "exact"]] == main).all(axis=None):
+                            continue  # "same" has it, of more seeds
                         row = _contrast(values, first, second, share)
                         if row:
                             yield {

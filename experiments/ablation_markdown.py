@@ -11,7 +11,15 @@ from pathlib import Path
 import pandas as pd
 
 from experiments import paper
-from experiments.ablation_report import EFFICIENCY, OUTCOME, at_rates, efficiency_rows, rise_per
+from experiments.ablation_report import (
+    EFFICIENCY,
+    OUTCOME,
+    agreement,
+    at_rates,
+    at_same_rate,
+    efficiency_rows,
+    rise_per,
+)
 from experiments.cells import ALGORITHMS, ARMS, SETTINGS, described
 from experiments.convergence_data import at_main_rate
 from experiments.convergence_report import BASELINE, LEARNED, learning
@@ -22,14 +30,7 @@ from experiments.paired import FEWEST, mean_and_half
 from repro.results import read
 
 SHOWN_RATES = ("same", "best")
-"""The choices of learning rates that README has; the CSV has every shared one."""
-VERDICTS = {
-    "lower": "lower",
-    "equal": "equal within the margin",
-    "higher": "higher",
-    "undecided": "undecided",
-}
-"""Beginnings of `experiments.paired.Comparison.verdict`, and what to call them."""
+"""The choices of learning rates that README has of every contrast; of JAGG's with exact it has all."""
 
 
 def markdown(csv: Path) -> str:
@@ -52,7 +53,7 @@ def markdown(csv: Path) -> str:
 
 def _contrasts(table: pd.DataFrame) -> str:
     keys = ["first", "second", "rates"]
-    table = table[table.rates.isin(SHOWN_RATES)]
+    table = table[table.rates.isin(SHOWN_RATES) | (table["second"] == BASELINE)]
     rows = []
     for key, of_contrast in table.groupby(keys, sort=False):
         curve, end = (of_contrast[of_contrast.outcome == o].iloc[0] for o in (OUTCOME, "final"))
@@ -62,15 +63,17 @@ def _contrasts(table: pd.DataFrame) -> str:
                 f"{ARMS[first].label} − {ARMS[second].label}" + at_rates(rates),
                 curve.seeds,
                 reported(first, second),
-                signed(curve.difference, curve.half_interval),
-                f"{curve.margin:.4f}",
-                curve.verdict,
-                signed(end.difference, end.half_interval),
-                end.verdict,
+                *(text for outcome in (curve, end) for text in _outcome(outcome)),
             )
         )
-    headings = ("contrast", "seeds", "reported", "over the run", "margin", "verdict", "at the end", "verdict")
-    return markdown_table(headings, rows)
+    headings = ("over the run", "p", "margin", "verdict", "at the end", "p", "margin", "verdict")
+    return markdown_table(("contrast", "seeds", "reported", *headings), rows)
+
+
+def _outcome(row: pd.Series) -> tuple[str, str, str, str]:
+    """A difference, its sign-flip p, the margin it is held against, and the verdict."""
+    p = "-" if math.isnan(row.p_sign_flip) else f"{row.p_sign_flip:.2f}"
+    return signed(row.difference, row.half_interval), p, f"{row.margin:.4f}", row.verdict
 
 
 def reported(first: str, second: str) -> str:
@@ -99,38 +102,9 @@ def _sentences(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
     return " ".join(filter(None, [reported, agreement(table, efficiency), _of_subset(table), *gains]))
 
 
-def _at_same_rate(table: pd.DataFrame) -> pd.DataFrame:
-    return table[(table.outcome == OUTCOME) & (table.rates == "same") & (table["second"] == "jagg")]
-
-
-def agreement(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
-    """Whether the endpoints-only readings came out as reported, where the baseline learned."""
-    rows = _at_same_rate(table)
-    rows = rows[rows["first"].str.startswith("endpoints")]
-    exact = efficiency[efficiency.arm == BASELINE].groupby("setting").rise.apply(learning)
-    verdicts = rows[rows.setting.map(exact) >= LEARNED].verdict
-    if verdicts.empty:
-        return "There is no setting yet in which the baseline was seen to learn, to compare that with."
-    counts = {kind: int(verdicts.str.startswith(kind).sum()) for kind in VERDICTS}
-    lower, total = counts["lower"], len(verdicts)
-    if lower == total:
-        verdict = "this agrees"
-    elif counts["equal"] or counts["higher"]:
-        verdict = "not consistently worse here"
-    elif lower:
-        verdict = "shown for some, refuted for none"
-    else:
-        verdict = "neither shown nor refuted here"
-    found = listed([f"{count} {VERDICTS[kind]}" for kind, count in counts.items() if count])
-    return (
-        f"Ours, each reading in each setting against JAGG, over the run: {found}, of {total} in all; "
-        f"{verdict}."
-    )
-
-
 def _of_subset(table: pd.DataFrame) -> str:
     """The controls at equal cost."""
-    rows = _at_same_rate(table)
+    rows = at_same_rate(table)
     sentences = []
     for arm, cost in (("subset", "JAGG's cost"), ("subset-paper", "the cost of JAGG in the paper's layout")):
         of_arm = rows[rows["first"] == arm]

@@ -11,10 +11,10 @@ import pandas as pd
 from experiments import paper
 from experiments.cells import ARMS, SETTINGS
 from experiments.convergence_data import at_main_rate
-from experiments.convergence_report import theme
+from experiments.convergence_report import BASELINE, LEARNED, learning, theme
 from experiments.evaluation import REWARD
 from experiments.figures import save
-from experiments.markdown import counted, signed
+from experiments.markdown import listed, signed
 from experiments.paired import mean_and_half
 from repro.console import print_table
 from repro.results import read
@@ -25,11 +25,18 @@ COSTS = {"backwards": 1e6, "forwards": 1e6, "seconds": 1e3}
 """Columns of the efficiency table, and the amount of each that a rise is given for."""
 EFFICIENCY = ("arm", "seeds", "rise", "per 10⁶ backwards", "per 10⁶ forwards", "per 1000 s")
 """Headings of `efficiency_rows`."""
+VERDICTS = {
+    "lower": "lower",
+    "equal": "equal within the margin",
+    "higher": "higher",
+    "undecided": "undecided",
+}
+"""Beginnings of `experiments.paired.Comparison.verdict`, and what to call them."""
 
 
 def show(csv: Path) -> None:
     """Print the contrasts of the training reward, then what a rise cost."""
-    table = read(csv)
+    table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
     rows = [
         (
             r.setting,
@@ -48,9 +55,9 @@ def show(csv: Path) -> None:
         f"{model}, {algorithm}: reward over the run, differences paired by seed (± is a 95 % interval)",
         ("setting", "contrast", "seeds", "difference", "p sign-flip", "margin", "p equivalence", "verdict"),
         rows,
-        f"{endpoints_sentence(table)} Paper: {paper.ABLATION}.",
+        f"{agreement(table[table.metric == REWARD], efficiency)} Paper: {paper.ABLATION}.",
     )
-    _show_efficiency(read(csv.with_name("ablation-efficiency.csv")))
+    _show_efficiency(efficiency)
 
 
 def at_rates(rates: str) -> str:
@@ -64,23 +71,37 @@ def _p(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def endpoints_sentence(table: pd.DataFrame) -> str:
-    """How many of the endpoints-only readings came out as reported, at the same rate, per setting and seeds.
+def at_same_rate(table: pd.DataFrame) -> pd.DataFrame:
+    """The contrasts with JAGG at the main learning rate, over the run."""
+    return table[(table.outcome == OUTCOME) & (table.rates == "same") & (table["second"] == "jagg")]
 
-    Three seeds show less than six, so they are counted apart.
-    """
-    rows = table[(table.metric == REWARD) & (table.outcome == OUTCOME) & (table.rates == "same")]
-    rows = rows[rows["first"].str.startswith("endpoints") & (rows["second"] == "jagg")]
-    counts = [
-        f"{(some.verdict == 'lower').sum()} of {len(some)} readings lower, "
-        f"{(some.verdict == 'higher').sum()} higher ({setting}, {counted(seeds, 'seed')})"
-        for (setting, seeds), some in rows.groupby(["setting", "seeds"], sort=False)
-    ]
-    return f"Endpoints-only against JAGG: {'; '.join(counts) or 'no cells yet'}."
+
+def agreement(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
+    """Whether the endpoints-only readings came out as reported, where the baseline learned."""
+    rows = at_same_rate(table)
+    rows = rows[rows["first"].str.startswith("endpoints")]
+    exact = efficiency[efficiency.arm == BASELINE].groupby("setting").rise.apply(learning)
+    verdicts = rows[rows.setting.map(exact) >= LEARNED].verdict
+    if verdicts.empty:
+        return "There is no setting yet in which the baseline was seen to learn, to compare that with."
+    counts = {kind: int(verdicts.str.startswith(kind).sum()) for kind in VERDICTS}
+    lower, total = counts["lower"], len(verdicts)
+    if lower == total:
+        verdict = "this agrees"
+    elif counts["equal"] or counts["higher"]:
+        verdict = "not consistently worse here"
+    elif lower:
+        verdict = "shown for some, refuted for none"
+    else:
+        verdict = "neither shown nor refuted here"
+    found = listed([f"{count} {VERDICTS[kind]}" for kind, count in counts.items() if count])
+    return (
+        f"Ours, each reading in each setting against JAGG, over the run: {found}, of {total} in all; "
+        f"{verdict}."
+    )
 
 
 def _show_efficiency(table: pd.DataFrame) -> None:
-    table = at_main_rate(table)
     rows = [
         (setting, *row) for setting in SETTINGS for row in efficiency_rows(table[table.setting == setting])
     ]

@@ -163,7 +163,7 @@ class Cell(NamedTuple):
         try:
             recipe.validate()
         except ValueError as error:
-            raise ValueError(f"{self.setting} {self.arm}: {error}") from None
+            raise ValueError(f"{self.setting} {self.arm}: {error}, or --arms that go with it") from None
         return recipe
 
     def steps(self, base: int) -> int:

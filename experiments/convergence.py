@@ -132,6 +132,8 @@ def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
     """`run`, without printing."""
     config = _quick(config) if config.quick else config
     logs.check(config.log)
+    if config.train_prompts < 0:
+        raise ValueError(f"train_prompts is {config.train_prompts}, expected 0, for all, or more")
     for name in ("eval_prompts", "eval_images"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}, expected at least 1")

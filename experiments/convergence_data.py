@@ -2,7 +2,7 @@
 
 The unit is the training seed. An outcome of a run is a number per metric:
 
-* ``final``: the mean of its last quarter of evaluations, which is less noisy than the last one alone;
+* ``final``: the mean of its last quarter of evaluations, the last one at least;
 * ``curve``: the mean of all evaluations after the start, the area under the curve.
 
 Both as the rise over the run's own start, which is the same for all arms of a seed.
@@ -150,6 +150,8 @@ def _pace(joined: pd.DataFrame) -> pd.Series:
     """What to multiply a run's seconds by: as if it sampled as fast as its setting's exact runs do (median).
 
     Sampling is the same work in all of a setting's runs, so how long it took tells how fast the machine was.
+    It does not tell by how much updates were faster, which need not be the same: arms of equal forwards show
+    what that leaves between them.
     """
     of_run = joined.groupby(RUN)[["rollout", "rollout_forwards"]].transform("sum")
     pace = of_run.rollout / of_run.rollout_forwards

@@ -10,7 +10,6 @@ import math
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from experiments import convergence_rates, offpolicy_report, paper
@@ -28,7 +27,7 @@ from experiments.convergence_data import (
 )
 from experiments.evaluation import DIVERSITY, REWARD
 from experiments.figures import save
-from experiments.markdown import listed
+from experiments.markdown import listed, signed
 from experiments.paired import FEWEST, mean_and_half
 from repro.console import print_table
 from repro.rewards import SCORERS
@@ -61,10 +60,10 @@ def _show_setting(table: pd.DataFrame, here: pd.DataFrame, spending: pd.DataFram
             (
                 ARMS[arm].label + ("" if factor == 1 else f", lr x{factor:.3g}"),
                 of_arm.seed.nunique(),
-                _text(*mean_and_half(rises[[REWARD]])),
+                signed(*mean_and_half(rises[[REWARD]])),
                 f"{learning(rises[[REWARD]]):.1f}" if of_arm.seed.nunique() >= FEWEST else "-",
-                "-" if arm == BASELINE or against.empty else _text(*mean_and_half(against)),
-                *(_text(*mean_and_half(rises[[m]])) for m in metrics),
+                "-" if arm == BASELINE or against.empty else signed(*mean_and_half(against)),
+                *(signed(*mean_and_half(rises[[m]])) for m in metrics),
                 f"{cost.seconds:.0f}",
                 f"{cost.cost:,.0f}",
             )
@@ -82,10 +81,6 @@ def choices(outcomes: pd.DataFrame) -> list[tuple]:
     """(arm, lr_factor) in the order of ARMS."""
     there = set(zip(outcomes.arm, outcomes.lr_factor, strict=True))
     return sorted(there, key=lambda choice: (list(ARMS).index(choice[0]), choice[1]))
-
-
-def _text(value: float, half: float) -> str:
-    return f"{value:+.4f}" + ("" if np.isnan(half) else f" ± {half:.4f}")
 
 
 def of_baseline(here: pd.DataFrame) -> pd.DataFrame:

@@ -48,8 +48,7 @@ def load_evaluation_prompts(file: Path | None, count: int) -> Prompts:
     """``count`` prompts from a file, or of the bundled evaluation prompts with their pictures.
 
     Raises:
-        ValueError: fewer prompts than asked for.
-        FileNotFoundError: no such file.
+        ValueError: fewer prompts than asked for, or no such file.
     """
     if file is not None:
         return Prompts(load_prompts(file, count, seed=0), None)
@@ -93,10 +92,13 @@ class Evaluator:
         self.prompts = prompts
         self.images = images
         self._scorers = {REWARD: scorer} | {other.name: other for other in others}
-        able = [s for s in (*others, scorer) if hasattr(s, "image_features")]
+        able = [s for s in others if hasattr(s, "image_features")]
         self._features: Any = able[0].image_features if able else None
         if self._features is None:
-            note("evaluation: no scorer has image_features, so similarity and diversity are left out")
+            note(
+                "evaluation: no scorer of --eval-rewards has image_features, so similarity and diversity are "
+                "left out"
+            )
 
     def __call__(self, policy: Policy, recipe: Recipe) -> Evaluation:
         """Evaluate the policy's moving average, or the policy, with the recipe's schedule and guidance."""

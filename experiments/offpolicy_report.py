@@ -63,11 +63,17 @@ def sentence(csv: Path, setting: str) -> str:
     table = table[table.setting == setting]
     found = [
         f"{ARMS[arm].label}: |ratio - 1| reached {of_arm.ratio_deviation.max():.2g}, "
-        f"{100 * of_arm.clip_fraction.mean():.0f} % were clipped, and a backward took "
+        f"{100 * of_arm.clip_fraction.mean():.0f} % were clipped, a backward took "
         f"{of_arm.extra_forwards.mean():.2g} forwards without gradient besides its own"
         for arm, of_arm in table.groupby("arm", sort=False)
     ]
-    return f"How far off-policy the updates were: {'; '.join(found)}." if found else ""
+    if not found:
+        return ""
+    return (
+        "How far off-policy the updates were (shares are of all updates, each rollout's first one, which is "
+        "on-policy, among them): "
+        f"{'; '.join(found)}."
+    )
 
 
 def plot(csv: Path) -> None:

@@ -29,6 +29,8 @@ MARGIN = 0.1
 """Share of the exact baseline's rise within which two arms count as equal, set before any run."""
 FEWEST = 3
 """Seeds that an interval and a verdict take, at least."""
+SIGN_FLIPS = 6
+"""Seeds from which on a difference takes the sign-flip test, too: with fewer it cannot reject at `LEVEL`."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,13 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """In words: higher, lower, equal within the margin, or undecided."""
+        """In words: higher, lower, equal within the margin, or undecided.
+
+        A difference is one by its t interval and, from `SIGN_FLIPS` seeds on, by the sign-flip test, too.
+        """
         if self.n < FEWEST:
             return "undecided"
-        differs = abs(self.mean) > self.half
+        differs = abs(self.mean) > self.half and (self.n < SIGN_FLIPS or self.p_sign_flip < LEVEL)
         equal = self.p_equivalence < LEVEL
         if equal:
             return "equal within the margin" + (", though not zero" if differs else "")

@@ -13,7 +13,8 @@ import pandas as pd
 from experiments import paper
 from experiments.ablation_report import OUTCOME
 from experiments.cells import ALGORITHMS, ARMS
-from experiments.convergence_report import BASELINE
+from experiments.convergence_data import at_main_rate
+from experiments.convergence_report import BASELINE, LEARNED, learning
 from experiments.cosine_report import JAGG, batch_estimate
 from experiments.evaluation import REWARD
 from experiments.markdown import counted, signed, table
@@ -89,7 +90,15 @@ def _contrasts(folder: Path, first: str, second: str) -> str:
     rows = rows[(rows.metric == REWARD) & (rows.outcome == OUTCOME) & (rows.rates == "same")]
     rows = rows[(rows.setting == "comfortable") & (rows["second"] == second)]
     rows = rows[rows["first"].str.startswith(first)]
-    return "; ".join(_contrast(row) for _, row in rows.iterrows()) or "-"
+    found = "; ".join(_contrast(row) for _, row in rows.iterrows())
+    return found + (_unlearned(csv.with_name("ablation-efficiency.csv")) if found else "-")
+
+
+def _unlearned(csv: Path) -> str:
+    """What to add where the comfortable setting's exact baseline was not seen to learn."""
+    runs = read(csv)[lambda rows: rows.setting == "comfortable"]
+    rises = at_main_rate(runs)[lambda rows: rows.arm == BASELINE].rise
+    return "" if learning(rises) >= LEARNED else "; the exact baseline did not visibly learn"
 
 
 def _contrast(row: pd.Series) -> str:

@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from repro import parallel
-from repro.provenance import IDENTITY, Provenance
+from repro.provenance import IDENTITY, Provenance, differences
 from repro.ranks import ALONE, Ranks
 
 KEPT = 2
@@ -59,7 +59,7 @@ class Checkpoints:
         return sorted(int(path.stem.removeprefix("state-")) for path in manifests)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write the state after `step` steps; on return it is on disk, and all but the last are gone."""
+        """Write the state after `step` steps; on return it is on disk, and all but the last two are gone."""
         # Where a step is saved again, its old manifest must not vouch for the new state.
         self._ranks.on_main(self.remove, step)
         if self._ranks.size == 1:
@@ -135,9 +135,9 @@ class Checkpoints:
             expected = there["sha256"]
         except (ValueError, KeyError, TypeError):
             raise _Damage(f"{manifest.name} is not a manifest") from None
-        if others := [field for field in IDENTITY if there.get(field) != self._identity[field]]:
+        if others := differences(there, self._identity):
             raise ValueError(
-                f"{tensors} belongs to another run ({_difference(others[0], there, self._identity)}): "
+                f"{tensors} belongs to another run ({others[0]}): "
                 "pass another --out to keep both, or --fresh to start over"
             )
         if not tensors.exists():
@@ -197,12 +197,3 @@ def _sha256(path: Path) -> str:
         return hashlib.sha256(listing.encode()).hexdigest()
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _difference(field: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The first setting in which two identities differ, as "seed=1, not the 2 asked for now"."""
-    old, new = there.get(field), wanted.get(field)
-    while isinstance(old, dict) and isinstance(new, dict):
-        field = next(k for k in {**old, **new} if old.get(k) != new.get(k))
-        old, new = old.get(field), new.get(field)
-    return f"{field}={old}, not the {new} asked for now"

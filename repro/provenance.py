@@ -15,7 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -92,15 +92,17 @@ def differences(
     there: Mapping[str, Any], wanted: Mapping[str, Any], whose: str = "asked for now"
 ) -> list[str]:
     """The settings in which two provenances are not the same run, as "batch=4, not the 8 asked for now"."""
-    found = []
-    for field in IDENTITY:
-        old, new = there.get(field), wanted.get(field)
-        if isinstance(old, dict) and isinstance(new, dict):
-            pairs = [(k, old.get(k), new.get(k)) for k in {**old, **new}]
-        else:
-            pairs = [(field, old, new)]
-        found += [f"{name}={_short(a)}, not the {_short(b)} {whose}" for name, a, b in pairs if a != b]
-    return found
+    leaves = (leaf for field in IDENTITY for leaf in _leaves(field, there.get(field), wanted.get(field)))
+    return [f"{name}={_short(a)}, not the {_short(b)} {whose}" for name, a, b in leaves if a != b]
+
+
+def _leaves(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """A setting of two sides or, where both hold settings, each of theirs."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        yield name, old, new
+        return
+    for key in {**old, **new}:
+        yield from _leaves(key, old.get(key), new.get(key))
 
 
 def _short(value: Any) -> Any:

@@ -80,7 +80,7 @@ class Recipe:
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant"
     """of the learning rate"""
     warmup: int = 0
-    """optimizer steps until the learning rate is reached"""
+    """optimizer steps until the learning rate is reached, from 0 in the first"""
     weight_decay: float = 1e-4
     """of AdamW"""
     max_grad_norm: float = 10.0
@@ -218,6 +218,7 @@ def equal_cost_subset(recipe: Recipe) -> int:
 def dance_grpo(bundled: bool = False) -> Recipe:
     """DanceGRPO: the early code's settings for FLUX and Qwen-Image, or sizes for the bundled checkpoints.
 
+    But for timestep_fraction: all groups are trained (ours); the early code shuffles them and trains 0.6.
     The two backbones differ in nothing that is known. For the bundled checkpoints eta and learning rate come
     from trials (results/sweep shows what stands beside them), prompts and steps from what two cores can do.
     """

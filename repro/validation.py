@@ -31,7 +31,9 @@ _LEAST = {
     "lora_rank": 0,
     "fault_limit": 1,
 }
-_POSITIVE = ("shift", "eta", "learning_rate", "max_grad_norm", "clip_range", "advantage_clip")
+_POSITIVE = ("shift", "eta", "learning_rate")
+_POSITIVE_OR_INFINITE = ("max_grad_norm", "clip_range", "advantage_clip")
+"""Bounds, of which infinity is none."""
 
 
 def validate(recipe: Recipe) -> None:
@@ -44,9 +46,10 @@ def validate(recipe: Recipe) -> None:
         value = getattr(recipe, name)
         if not (math.isfinite(value) and value >= least):
             raise ValueError(f"{name} is {value}, expected a finite number of at least {least}")
-    for name in _POSITIVE:
-        if not getattr(recipe, name) > 0:
-            raise ValueError(f"{name} is {getattr(recipe, name)}, expected above 0")
+    for name in (*_POSITIVE, *_POSITIVE_OR_INFINITE):
+        value = getattr(recipe, name)
+        if not value > 0 or (name in _POSITIVE and math.isinf(value)):
+            raise ValueError(f"{name} is {value}, expected above 0{' and finite' * (name in _POSITIVE)}")
     if recipe.jagg_frac > 1:
         raise ValueError(f"jagg_frac is {recipe.jagg_frac}, expected a share of the groups, 0 to 1")
     if not 0 <= recipe.ema < 1:

@@ -44,25 +44,34 @@ def test_what_is_reported_of_endpoints_is_judged(tmp_path, own, half, said):
 def test_contrasts_have_reported_beside_measured(tmp_path):
     text = ablated(tmp_path, {"endpoints-own": rises(0.2), "subset": rises(0.5)})
     equal = row(text, "JAGG, all groups − exact")
-    assert equal[:2] == ["6", "equal or slightly above"] and equal[4] == "equal within the margin"
+    assert equal[:2] == ["6", "equal or slightly above"] and equal[5] == "equal within the margin"
     own = row(text, "endpoints: own s − JAGG, all groups")
     # The mean of eighths of a rise is 9/16 of it; the reversed spread has the same mean.
-    assert own[1] == "lower" and own[2].startswith(f"{-0.2 * 9 / 16:+.4f}±") and own[4] == own[6] == "lower"
+    assert (
+        own[1] == "lower"
+        and own[2].startswith(f"{-0.2 * 9 / 16:+.4f}±")
+        and own[5] == own[9] == "lower"
+        and own[3] == "0.03"
+    )
     assert row(text, "exact on fewer steps, JAGG's cost − JAGG, all groups")[1] == "-"
     assert "not among what is reported, minus JAGG: higher (comfortable, 6 seeds)." in text
 
 
-def test_contrasts_are_at_the_recipes_rate_and_at_each_arms_best(tmp_path):
-    at_rates = {("exact", 1.0): rises(0.4), ("exact", 2.0): rises(0.1), ("jagg", 1.0): rises(0.2)}
-    cells = write_tables(fake({**at_rates, ("jagg", 2.0): rises(0.5)}), tmp_path)
-    ablation.write(cells, ablation.Config())
-    text = ablation_markdown.markdown(cells.with_name("ablation.csv"))
-    same, best = (
-        row(text, "JAGG, all groups − exact"),
-        row(text, "JAGG, all groups − exact, each at its best rate"),
-    )
-    assert same[2].startswith(f"{-0.2 * 9 / 16:+.4f}±") and best[2].startswith(f"{0.1 * 9 / 16:+.4f}±")
-    assert "both at rate" not in text
+@pytest.mark.parametrize("twice", [rises(0.1), rises(0.5)])
+def test_contrasts_are_at_the_recipes_rate_and_at_each_arms_best(tmp_path, twice):
+    cells = {("exact", 1.0): rises(0.4), ("exact", 2.0): rises(0.1), ("jagg", 1.0): rises(0.2)}
+    cells |= {("jagg", 2.0): twice, ("endpoints-own", 1.0): rises(0.1), ("endpoints-own", 2.0): rises(0.0)}
+    csv = write_tables(fake(cells), tmp_path)
+    ablation.write(csv, ablation.Config())
+    text = ablation_markdown.markdown(csv.with_name("ablation.csv"))
+    jagg, own = "JAGG, all groups − exact", "endpoints: own s − JAGG, all groups"
+    assert row(text, jagg)[2].startswith(f"{-0.2 * 9 / 16:+.4f}±")
+    assert row(text, f"{jagg}, both at rate ×2")[2].startswith(f"{(twice[2] - 0.1) * 9 / 16:+.4f}±")
+    assert f"{own} |" in text and f"{own}, both" not in text  # that is in the CSV
+    if twice[2] < 0.2:  # the recipe's rate is the best of all three, and told of above
+        assert "best rate" not in text
+    else:
+        assert row(text, f"{jagg}, each at its best rate")[2].startswith(f"{0.1 * 9 / 16:+.4f}±")
 
 
 def test_a_rise_is_divided_by_what_it_cost(tmp_path):

@@ -102,7 +102,7 @@ def test_without_an_older_one_a_fresh_start_is_offered(checkpoints):
     [
         ({"seed": 2}, "seed=1, not the 2 asked for now"),
         ({"config": {"recipe": {"eta": 0.7}, "model": "m"}}, "eta=0.3, not the 0.7 asked for now"),
-        ({"checkpoint_sha256": None}, "checkpoint_sha256=a+, not the None"),
+        ({"checkpoint_sha256": None}, "checkpoint_sha256=a+…, not the None"),
     ],
 )
 def test_another_runs_is_refused(checkpoints, change, message):

@@ -59,6 +59,7 @@ def test_unknown_algorithm_is_refused():
     [
         ({"images": 1}, "images is 1, expected a finite number of at least 2"),
         ({"eta": 0.0}, "eta is 0.0, expected above 0"),
+        ({"learning_rate": float("inf")}, "learning_rate is inf, expected above 0 and finite"),
         ({"kernel": "cps", "eta": 1.5}, "CPS's eta is 1.5"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"group_size": 3}, "20 steps do not divide into groups of W=3"),

@@ -20,7 +20,7 @@ CELL = Cell("comfortable", "exact", 1.0, 0)
 @pytest.fixture
 def work(tmp_path):
     """What resuming asks of a run of 4 steps, evaluated every 2; step 3 was skipped for a fault."""
-    provenance = {"config": {}, "seed": 0}
+    provenance = {"config": {}, "seed": 0, "ranks": 2}
     key = (*training.CELL, "step")
     evaluations = SharedTable(
         ALONE, tmp_path / "e.csv", training.COLUMNS, (*key, "metric"), provenance=provenance
@@ -30,7 +30,7 @@ def work(tmp_path):
     settings = SimpleNamespace(device="cpu", evaluate_every=2, steps=4)
     tables = training.Tables(evaluations, rows, timings)
     with evaluations, rows, timings:
-        made = training.Work(settings, None, None, None, [], None, tables, provenance, ALONE)
+        made = training.Work(settings, None, None, None, [], None, tables, {**provenance, "ranks": 1}, ALONE)
         for step in range(5):
             if step:
                 rows.append(trained(step, "scorer down" if step == 3 else None))
@@ -54,6 +54,11 @@ def test_a_step_made_again_takes_the_place_of_a_fault_alone(work):
         make_way(work, CELL, trained(2, updates=1))
     with pytest.raises(ValueError, match="step 2 of .* was made again with loss=0.5, not the 0 in"):
         make_way(work, CELL, trained(2, loss=0.5))
+    with pytest.raises(ValueError, match="made again with learning_rate=0.0001, not the 0 in"):
+        make_way(work, CELL, trained(2, learning_rate=1e-4))
+    work.provenance["ranks"] = 2  # as the table was made
+    with pytest.raises(ValueError, match="made again with loss=1e-08, not the 0 in"):
+        make_way(work, CELL, trained(2, loss=1e-8))
     work.config.device = "cuda"  # rounds as it likes
     make_way(work, CELL, trained(2, loss=0.5))
     assert len(read(work.tables.training.path)) == 4
