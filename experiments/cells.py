@@ -4,20 +4,7 @@ An *arm* is a way to spend the update's compute: a scheme, or fewer steps. A *se
 arms are compared: the comfortable one, one where a worse gradient should show, and off-policy ones. Both are
 changes of a recipe; all arms of a setting and a seed share start, prompts and noise.
 
-The sweep that shows noise level, learning rate and start beside others, recorded in tables of its own:
-
-    repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 0.333 1 3 --seeds 1 \
-        --out results/sweep
-    repro run convergence --arms exact --settings sparse --lr-factors 0.25 0.5 1 --seeds 1 \
-        --out results/sweep
-    repro run convergence --arms exact --seeds 1 --start-noise 0 \
-        --out results/sweep/own-start
-    repro run convergence --model tiny-qwen-image --arms exact --lr-factors 0.1 0.333 --seeds 1 \
-        --out results/sweep
-    repro run convergence --model tiny-qwen-image --arms exact --lr-factors 1 2 --seeds 1 \
-        --start-noise 0.4 --out results/sweep/noise-0.4
-    repro run convergence --model tiny-qwen-image --arms exact --lr-factors 1 3 6 --seeds 1 \
-        --start-noise 0.5 --out results/sweep/noise-0.5
+Which cells the tables in results/ have, and by which commands, results/README.md tells.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sweep as Markdown, for README: the exact baseline over noise level, regime and learning rate.
 
-The sweep's own command is in `experiments.cells`. Everything is computed from the CSV, and from the recipe in
+The sweep's commands are in results/README.md. Everything is computed from the CSV, and from the recipe in
 its provenance.
 """
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 
+import pytest
 from speedup_tables import made_up
 from training_tables import fake, rises, swept, write_tables
 
 from experiments import readme
+from repro import cli
 
 
 def test_measured_parts_are_the_results() -> None:
@@ -29,6 +32,15 @@ def test_the_code_that_lifts_the_core_runs(capsys) -> None:
     assert code
     exec(compile(code[1], "README.md", "exec"), {})
     assert "backwards=10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["README.md", "results/README.md"])
+def test_commands_are_understood(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (readme.ROOT / name).read_text().replace("\\\n", " ")
+    commands = re.findall(r"^(?:\.venv/bin/)?repro (.+?)(?:  +#.*)?$", text, re.MULTILINE)
+    assert len(commands) > 3
+    for command in commands:
+        assert cli._parse(shlex.split(command)) != 2, capsys.readouterr().err
 
 
 def test_links_in_readme_exist() -> None:
