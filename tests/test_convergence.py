@@ -123,6 +123,8 @@ def test_noise_that_is_none_is_refused(inputs, tmp_path, noise):
     [
         ({"algorithm": "flow_grpo_fast", "arms": ("window",)}, "flow_grpo_fast has no arm window"),
         ({"steps": 0}, "steps is 0, expected at least 1"),
+        ({"train_prompts": -3}, "train_prompts is -3, expected 0, for all, or more"),
+        ({"recipe": Overrides(timestep_fraction=0.5), "arms": ("subset",)}, "drop one, or --arms that go"),
         ({"eval_images": 1}, "evaluate 2 or more"),
         ({"recipe": Overrides(scheme="jagg")}, "choose some with --arms"),
         ({"recipe": Overrides(group_size=5)}, "comfortable exact: 12 steps do not divide"),
@@ -148,12 +150,14 @@ def test_evaluation_is_deterministic_and_knows_the_truth(inputs):
     clip = load_reward(inputs["other"])
     policy = Policy(load(inputs["model"]))
     recipe = replace(dance_grpo(bundled=True), sampling_steps=3)
-    first = evaluation.Evaluator(evaluation.Prompts(list(CAPTIONS[:2]), None), 2, clip, [])(policy, recipe)
+    first = evaluation.Evaluator(evaluation.Prompts(list(CAPTIONS[:2]), None), 2, clip, [clip])(policy, recipe)
     # Its own first images as the truth: half of the pairs are then identical.
     known = evaluation.Prompts(list(CAPTIONS[:2]), first.images)
-    values = evaluation.Evaluator(known, 2, clip, [])(policy, recipe).values
+    values = evaluation.Evaluator(known, 2, clip, [clip])(policy, recipe).values
     assert values["reward"] == first.values["reward"] and values["diversity"] == first.values["diversity"]
     assert values["similarity"] == pytest.approx(1 - values["diversity"] / 2, abs=1e-5)
+    # The scorer that is trained on measures nothing else.
+    assert list(evaluation.Evaluator(known, 2, clip, [])(policy, recipe).values) == ["reward"]
     broken = UserScorer("broken", lambda images, prompts: [math.nan] * len(images))
     with pytest.raises(ValueError, match="evaluation stopped, .*scorer broken returned") as caught:
         evaluation.Evaluator(known, 2, clip, [broken])(policy, recipe)
