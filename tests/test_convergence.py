@@ -150,7 +150,8 @@ def test_evaluation_is_deterministic_and_knows_the_truth(inputs):
     clip = load_reward(inputs["other"])
     policy = Policy(load(inputs["model"]))
     recipe = replace(dance_grpo(bundled=True), sampling_steps=3)
-    first = evaluation.Evaluator(evaluation.Prompts(list(CAPTIONS[:2]), None), 2, clip, [clip])(policy, recipe)
+    unknown = evaluation.Prompts(list(CAPTIONS[:2]), None)
+    first = evaluation.Evaluator(unknown, 2, clip, [clip])(policy, recipe)
     # Its own first images as the truth: half of the pairs are then identical.
     known = evaluation.Prompts(list(CAPTIONS[:2]), first.images)
     values = evaluation.Evaluator(known, 2, clip, [clip])(policy, recipe).values
