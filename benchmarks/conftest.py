@@ -21,17 +21,17 @@ from plain_loop import plain_update
 from torch import Tensor
 
 from experiments import paper
-from experiments.benchmarks import COLUMNS, KEY
+from experiments.benchmarks.report import COLUMNS, KEY
 from repro import zoo
-from repro.backbones import Backbone, Conditioning, bind, load
-from repro.backbones.synthetic import build
-from repro.gradient import GradientReport, VelocityFn, accumulate_gradient
-from repro.grpo import ClippedSurrogate
+from repro.core.gradient import GradientReport, VelocityFn, accumulate_gradient
+from repro.core.grpo import ClippedSurrogate
+from repro.core.rollout import Trajectory, reindex, sample
+from repro.core.schemes.scheme import Scheme
+from repro.core.sde import Dance, shifted_sigmas
+from repro.models import Backbone, Conditioning, bind, load
+from repro.models.synthetic import build
 from repro.provenance import collect
 from repro.results import Table
-from repro.rollout import Trajectory, reindex, sample
-from repro.scheme import Scheme
-from repro.sde import Dance, shifted_sigmas
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

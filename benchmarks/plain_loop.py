@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from repro.backbones import Backbone, Conditioning
-from repro.rollout import Trajectory
+from repro.core.rollout import Trajectory
+from repro.models import Backbone, Conditioning
 
 
 def plain_update(

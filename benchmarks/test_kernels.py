@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from conftest import Batch
 
-from repro.gradient import upstream_gradient
-from repro.sde import CPS, ODE, Dance, Flow, log_prob
+from repro.core.gradient import upstream_gradient
+from repro.core.sde import CPS, ODE, Dance, Flow, log_prob
 
 
 @pytest.mark.parametrize("kernel", [Dance(0.3), Flow(0.7), CPS(0.3), ODE()], ids=lambda k: type(k).__name__)

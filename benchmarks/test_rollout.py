@@ -8,9 +8,9 @@ import torch
 from conftest import Batch
 
 from experiments import paper
-from repro.backbones import bind
-from repro.rollout import sample
-from repro.sde import Dance
+from repro.core.rollout import sample
+from repro.core.sde import Dance
+from repro.models import bind
 
 
 def test_rollout(timed: Any, batch: Batch) -> None:

@@ -10,8 +10,9 @@ import torch
 from conftest import Batch, synchronize
 from torch import Tensor
 
-from experiments.benchmarks import BARS, CORE_SHARE
-from repro.scheme import exact, jagg
+from experiments.benchmarks.report import BARS, CORE_SHARE
+from repro.core.schemes.jagg import jagg
+from repro.core.schemes.scheme import exact
 
 W = 4
 UPDATES = {

@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from experiments import (
-    ablation_markdown,
-    allgather,
-    benchmarks,
-    convergence_markdown,
-    cosine_report,
-    speedup_report,
-    summary,
-    sweep_markdown,
-)
-from experiments.cells import ALGORITHMS
+from experiments import summary
+from experiments.ablation import report as ablation_markdown
+from experiments.allgather import measure as allgather
+from experiments.benchmarks import report as benchmarks
+from experiments.convergence import report as convergence_markdown
+from experiments.convergence import sweep as sweep_markdown
+from experiments.convergence.arms import ALGORITHMS
+from experiments.cosine import report as cosine_report
+from experiments.speedup import report as speedup_report
 from repro import zoo
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,15 +11,15 @@ from pathlib import Path
 import pandas as pd
 
 from experiments import paper
-from experiments.ablation_report import OUTCOME
-from experiments.cells import ALGORITHMS, ARMS
-from experiments.convergence_data import at_main_rate
-from experiments.convergence_report import BASELINE, LEARNED, learning
-from experiments.cosine_report import JAGG, batch_estimate
-from experiments.evaluation import REWARD
-from experiments.markdown import counted, signed, table
-from experiments.speedup_cells import Cell, cells
-from experiments.speedup_report import PAPER_MODE, ROUTED, mode
+from experiments.ablation.figure import OUTCOME
+from experiments.common.markdown import counted, signed, table
+from experiments.convergence.analysis import at_main_rate
+from experiments.convergence.arms import ALGORITHMS, ARMS
+from experiments.convergence.evaluation import REWARD
+from experiments.convergence.figure import BASELINE, LEARNED, learning
+from experiments.cosine.report import JAGG, batch_estimate
+from experiments.speedup.analysis import Cell, cells
+from experiments.speedup.report import PAPER_MODE, ROUTED, mode
 from repro import zoo
 from repro.results import read
 

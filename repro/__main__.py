@@ -1,6 +1,5 @@
-"""``python -m repro``: the command ``repro`` where its console script is not at hand, as under torchrun."""
+"""``python -m repro``: the command ``repro`` (`experiments.cli`) where its console script is not at hand."""
 
-from repro.cli import main
+import runpy
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+runpy.run_module("experiments", run_name="__main__", alter_sys=True)

@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
+from repro.errors import InputError
+
 KINDS = (str, int, float, bool)
 """The types a column may have."""
 
@@ -31,9 +33,9 @@ def format_value(value: Any, kind: type) -> str:
         return "true" if value else "false"
     if kind is str and isinstance(value, str):
         if not value or "\n" in value or "\r" in value:
-            raise ValueError(f"{value!r} is not text on one line; pass None for nothing")
+            raise InputError(f"{value!r} is not text on one line; pass None for nothing")
         return str(value)
-    raise ValueError(f"{value!r} is not of type {kind.__name__}")
+    raise InputError(f"{value!r} is not of type {kind.__name__}")
 
 
 def is_field(text: str, kind: type) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from repro.errors import InputError
+
 
 def locate(source: str | Path, what: str) -> Path | None:
     """The local file or folder that `source` names, or None if it can only be a hub id.
@@ -29,7 +31,7 @@ def locate(source: str | Path, what: str) -> Path | None:
         return path
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return None
-    raise ValueError(f"no {what} {name}: pass a bundled name, an existing path or a hub id (owner/name)")
+    raise InputError(f"no {what} {name}: pass a bundled name, an existing path or a hub id (owner/name)")
 
 
 def download(repo: str, filename: str) -> Path:
@@ -43,7 +45,7 @@ def download(repo: str, filename: str) -> Path:
     try:
         return Path(hf_hub_download(repo, filename))
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise InputError(
             f"{repo} is no local path, and the hub gave no {filename} ({first_line(error)}): check the name, "
             "the network and, for a gated model, your login (hf auth login)"
         ) from error

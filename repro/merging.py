@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from repro.errors import InputError
 from repro.provenance import differences
 from repro.results import Table, provenance_path
 
@@ -51,9 +52,9 @@ def merge(
             lacks its provenance or is being written.
     """
     if not sources:
-        raise ValueError("there is nothing to merge: name the folders that hold the tables")
+        raise InputError("there is nothing to merge: name the folders that hold the tables")
     if into.resolve() in [source.resolve() for source in sources]:
-        raise ValueError(f"{into} is to be merged into itself: leave it out, what it holds is kept")
+        raise InputError(f"{into} is to be merged into itself: leave it out, what it holds is kept")
     with ExitStack() as locks:
         plans = {}
         for name, layout in tables.items():
@@ -82,13 +83,13 @@ def _plan(table: Table, layout: Layout, csvs: Sequence[Path]) -> list[Addition]:
     for csv in csvs:
         provenance = _provenance(csv)
         if found := differences(provenance, wanted, whose=f"of {first}"):
-            raise ValueError(f"{csv} was made with {'; '.join(found)}: merge tables of one configuration")
+            raise InputError(f"{csv} was made with {'; '.join(found)}: merge tables of one configuration")
         with Table(csv, *layout, provenance=provenance) as source:
             rows = source.rows
         for key, line in rows.items():
             there, where = seen.get(key, (line, csv))
             if line != there:
-                raise ValueError(
+                raise InputError(
                     f"{csv} and {where} disagree on {table.describe(key)}: leave one of them out, or merge "
                     "tables that have no rows in common"
                 )
@@ -104,11 +105,11 @@ def _provenance(csv: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(beside.read_text())
     except FileNotFoundError:
-        raise ValueError(
+        raise InputError(
             f"{csv} lacks {beside.name}, which tells its settings: restore it, or leave this folder out"
         ) from None
     except ValueError:
-        raise ValueError(
+        raise InputError(
             f"{beside} is not readable JSON, so the table's settings are unknown: restore it, or leave this "
             "folder out"
         ) from None

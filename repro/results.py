@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from repro.errors import InputError
 from repro.fields import KINDS, format_line, format_value, is_field, parse_line
 from repro.files import write_atomically
 from repro.lock import Lock
@@ -53,11 +54,11 @@ def read(path: Path | str) -> pandas.DataFrame:
     if not path.is_file():
         raise FileNotFoundError(f"no table at {path}; write it with `repro run`, or name another CSV")
     if len(path.read_bytes().splitlines()) < 2:
-        raise ValueError(f"{path} has no rows yet; fill it with `repro run`, or name another CSV")
+        raise InputError(f"{path} has no rows yet; fill it with `repro run`, or name another CSV")
     try:
         return pandas.read_csv(path, keep_default_na=False, na_values=["", "nan"])
     except (UnicodeDecodeError, pandas.errors.ParserError):
-        raise ValueError(f"{path} is no CSV of results; name one that `repro run` wrote") from None
+        raise InputError(f"{path} is no CSV of results; name one that `repro run` wrote") from None
 
 
 class Table:
@@ -91,11 +92,11 @@ class Table:
         self.repaired = ""
         """The torn last line that was dropped on opening; empty if there was none."""
         if unknown := [c for c in self.key_columns if c not in self.columns]:
-            raise ValueError(
+            raise InputError(
                 f"key columns {unknown} are not among the columns {list(self.columns)}; add them"
             )
         if wrong := [c for c, kind in self.columns.items() if kind not in KINDS]:
-            raise ValueError(f"columns {wrong} have unknown types; expected str, int, float or bool")
+            raise InputError(f"columns {wrong} have unknown types; expected str, int, float or bool")
         self._provenance = _as_json(provenance)
         self._recorded = False
         self._fresh = fresh
@@ -117,7 +118,7 @@ class Table:
             torn  # even if it looks whole: without its line break, its last number may lack digits
         )
         if lines and lines[0] != format_line(self.columns):
-            raise ValueError(
+            raise InputError(
                 f"{self.path} has the columns {lines[0]}, expected {format_line(self.columns)}; "
                 "pass another --out, or --fresh to replace it"
             )
@@ -128,7 +129,7 @@ class Table:
             key = () if broken else self._key(fields)
             if broken or key in self._rows:
                 fault = "not a row of this table" if broken else f"{self.describe(key)} a second time"
-                raise ValueError(
+                raise InputError(
                     f"{self.path} is damaged at line {number} ({fault}); "
                     "restore the file, or pass --fresh to measure everything again"
                 )
@@ -142,13 +143,13 @@ class Table:
         try:
             there = json.loads(beside.read_text())
         except FileNotFoundError:
-            raise ValueError(f"{self.path} lacks {beside.name}, which tells its settings; {remedy}") from None
+            raise InputError(f"{self.path} lacks {beside.name}, which tells its settings; {remedy}") from None
         except ValueError:
-            raise ValueError(
+            raise InputError(
                 f"{beside} is not readable JSON, so the table's settings are unknown; {remedy}"
             ) from None
         if found := differences(there, self._provenance):
-            raise ValueError(f"{self.path} was made with {'; '.join(found)}: {remedy}")
+            raise InputError(f"{self.path} was made with {'; '.join(found)}: {remedy}")
 
     def _key(self, fields: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(fields[c] for c in self.key_columns)
@@ -168,7 +169,7 @@ class Table:
     def has(self, **key: Any) -> bool:
         """Whether the row with this key is there. Raises ValueError unless given exactly the key columns."""
         if set(key) != set(self.key_columns):
-            raise ValueError(f"the key of {self.path.name} is {list(self.key_columns)}, got {list(key)}")
+            raise InputError(f"the key of {self.path.name} is {list(self.key_columns)}, got {list(key)}")
         return tuple(format_value(key[c], self.columns[c]) for c in self.key_columns) in self._rows
 
     def append(self, *rows: Mapping[str, Any]) -> None:
@@ -181,7 +182,7 @@ class Table:
         for row in rows:
             key, line = self._encode(row)
             if key in self._rows or key in added:
-                raise ValueError(
+                raise InputError(
                     f"{self.path} already has {self.describe(key)}; ask has() before measuring it again"
                 )
             added[key] = line
@@ -231,7 +232,7 @@ class Table:
     def _encode(self, row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
         if set(row) != set(self.columns):
             lacks, unknown = sorted(set(self.columns) - set(row)), sorted(set(row) - set(self.columns))
-            raise ValueError(
+            raise InputError(
                 f"a row of {self.path.name} lacks the columns {lacks} and has unknown ones {unknown}"
             )
         fields = {}
@@ -239,9 +240,9 @@ class Table:
             try:
                 fields[column] = format_value(row[column], kind)
             except ValueError as error:
-                raise ValueError(f"column {column!r} of {self.path.name}: {error}") from None
+                raise InputError(f"column {column!r} of {self.path.name}: {error}") from None
             if column in self.key_columns and fields[column] in ("", "nan"):
-                raise ValueError(
+                raise InputError(
                     f"key column {column!r} of {self.path.name} is {row[column]}; it needs a value"
                 )
         return self._key(fields), format_line(fields.values())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from repro.ranks import Ranks
+from repro.distributed.ranks import Ranks
 from repro.results import Table
 
 

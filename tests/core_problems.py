@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from repro.gradient import Surrogate
-from repro.scheme import Scheme
+from repro.core.gradient import Surrogate
+from repro.core.schemes.scheme import Scheme
 
 
 def shifted_times(n: int, shift: float = 3.0, sampling_steps: int | None = None) -> Tensor:

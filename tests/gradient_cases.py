@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from core_problems import Problem
 
-from repro.gradient import accumulate_gradient
-from repro.scheme import Scheme, compose, endpoints_only, exact, jagg, routed, step_subset
+from repro.core.gradient import accumulate_gradient
+from repro.core.schemes.jagg import endpoints_only, jagg, routed
+from repro.core.schemes.scheme import Scheme, compose, exact, step_subset
 
 TOLERANCE = 1e-10
 

@@ -9,11 +9,11 @@ import torch
 from conftest import CAPTIONS
 from torch import Tensor
 
-from repro.backbones import load
-from repro.policy import make_policy, weights_dtype
-from repro.recipes import Recipe
+from repro.models import load
 from repro.rewards.base import UserScorer
-from repro.trainer import Trainer
+from repro.training.policy import make_policy, weights_dtype
+from repro.training.recipe import Recipe
+from repro.training.trainer import Trainer
 
 RECIPE = Recipe(sampling_steps=5, eta=0.7, prompts=2, images=4, learning_rate=1e-3)
 PROVENANCE = {"config": {}, "seed": 0, "checkpoint_sha256": None}

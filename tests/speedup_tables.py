@@ -6,13 +6,14 @@ from pathlib import Path
 
 import torch
 
-from experiments.laps import laps_path
-from experiments.speedup import COLUMNS, KEY, LAP_COLUMNS, LAP_KEY
-from experiments.speedup_step import Setting
-from repro import scheme_names
-from repro.cost import CostModel
+from experiments.speedup.laps import laps_path
+from experiments.speedup.measure import COLUMNS, KEY, LAP_COLUMNS, LAP_KEY
+from experiments.speedup.step import Setting
+from repro.core.cost import CostModel
+from repro.core.schemes import registry
+from repro.core.schemes.jagg import jagg
+from repro.core.schemes.scheme import exact
 from repro.results import Table
-from repro.scheme import exact, jagg
 
 
 def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0, bursts: bool = False) -> Path:
@@ -25,7 +26,7 @@ def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0, bursts: bo
     schemes = [
         exact(times),
         jagg(times, 4),
-        scheme_names.build("routed", times, 4, jagg_frac=0.6),
+        registry.build("routed", times, 4, jagg_frac=0.6),
     ]
     with (
         Table(csv, COLUMNS, KEY, provenance={}, fresh=True) as table,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.training import CELL, COLUMNS, TIMING_COLUMNS, TRAINING_COLUMNS
-from repro.recipes import Recipe
-from repro.records import METRICS, PHASES
+from experiments.convergence.training import CELL, COLUMNS, TIMING_COLUMNS, TRAINING_COLUMNS
+from repro.training.metrics import METRICS, PHASES
+from repro.training.recipe import Recipe
 
 STEPS = 8
 PROVENANCE = {"checkpoint_sha256": "abc", "device": "a GPU", "cpu": "x", "threads": 2}

@@ -25,6 +25,8 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
+from repro.errors import InputError
+
 # diffusers' QwenImagePipeline: prompt_template_encode around the prompt, prompt_template_encode_start_idx.
 QWEN_PREFIX = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
@@ -64,7 +66,7 @@ def build_clip_tokenizer(
         ValueError: `vocab_size` below 514.
     """
     if vocab_size < 514:
-        raise ValueError(f"vocab_size is {vocab_size}, but CLIP's alphabet alone has 514 ids: pass more")
+        raise InputError(f"vocab_size is {vocab_size}, but CLIP's alphabet alone has 514 ids: pass more")
     alphabet = _alphabet()
     letters = [*alphabet, *(letter + "</w>" for letter in alphabet)]
     merges = _learn_merges(captions, CLIPTokenizer().backend_tokenizer, letters, vocab_size - 514, "</w>")
@@ -91,7 +93,7 @@ def build_t5_tokenizer(captions: Iterable[str], vocab_size: int = 2000, max_leng
         ValueError: `vocab_size` below 256.
     """
     if vocab_size < 256:
-        raise ValueError(f"vocab_size is {vocab_size}, but letters and pieces need 256 ids: pass more")
+        raise InputError(f"vocab_size is {vocab_size}, but letters and pieces need 256 ids: pass more")
     captions = list(captions)
     like = T5Tokenizer(extra_ids=0).backend_tokenizer
     words = Counter(word for text in captions for word, _ in like.pre_tokenizer.pre_tokenize_str(text))
@@ -132,7 +134,7 @@ def build_qwen_tokenizer(
     merges = _spell(template)
     room = vocab_size - 256 - len(QWEN_SPECIALS) - len(merges)
     if room < 0:
-        raise ValueError(
+        raise InputError(
             f"vocab_size is {vocab_size}, but alphabet and template need {vocab_size - room}: pass that"
         )
     taken = set(map("".join, merges))
@@ -147,7 +149,7 @@ def build_qwen_tokenizer(
     )
     found = len(tokenizer(QWEN_PREFIX).input_ids)
     if found != QWEN_PREFIX_TOKENS:
-        raise ValueError(
+        raise InputError(
             f"the template prefix is {found} tokens, the pipeline drops {QWEN_PREFIX_TOKENS}: fix QWEN_PREFIX"
         )
     return tokenizer

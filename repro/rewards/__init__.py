@@ -22,9 +22,15 @@ from pathlib import Path
 
 import torch
 
+from repro.errors import InputError
 from repro.rewards.base import Scorer, UserScorer
 
-SCORERS = ("hpsv2", "pickscore", "clipscore")
+SCORERS = {
+    "hpsv2": ("repro.rewards.hpsv2", "load"),
+    "pickscore": ("repro.rewards.clip", "load_pickscore"),
+    "clipscore": ("repro.rewards.clip", "load_clipscore"),
+}
+"""Kind -> module and the function in it that loads one."""
 
 __all__ = ["Scorer", "load", "local_path"]
 
@@ -42,22 +48,23 @@ def load(spec: str, device: torch.device | str = "cpu") -> Scorer:
     """
     kind, _, source = spec.partition(":")
     if kind in SCORERS:
-        return importlib.import_module(f"repro.rewards.{kind}").load(source or None, device)
+        module, function = SCORERS[kind]
+        return getattr(importlib.import_module(module), function)(source or None, device)
     if not source:
-        raise ValueError(
+        raise InputError(
             f"no scorer {spec}: pass {', '.join(SCORERS)}, each optionally with :SOURCE, or your own as "
             "package.module:function"
         )
     if os.getcwd() not in sys.path:  # an installed command does not have it
         sys.path.append(os.getcwd())
     try:
-        module = importlib.import_module(kind)
+        found = importlib.import_module(kind)
     except (ImportError, SyntaxError, TypeError, ValueError) as error:
-        raise ValueError(f"no scorer {spec}: importing {kind} failed ({error})") from error
-    function = getattr(module, source, None)
-    if not callable(function):
-        raise ValueError(f"no scorer {spec}: {kind} has no function {source}")
-    return UserScorer(spec, function)
+        raise InputError(f"no scorer {spec}: importing {kind} failed ({error})") from error
+    scorer = getattr(found, source, None)
+    if not callable(scorer):
+        raise InputError(f"no scorer {spec}: {kind} has no function {source}")
+    return UserScorer(spec, scorer)
 
 
 def local_path(spec: str) -> Path | None:

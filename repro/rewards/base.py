@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from repro.errors import InputError
+
 
 class Scorer(Protocol):
     """Images (B, 3, H, W) in [0, 1] and B prompts to scores (B,), float32, without gradients."""
@@ -30,11 +32,11 @@ def check(images: Tensor, prompts: Sequence[str] | None = None) -> None:
         ValueError: what is wrong, in one line.
     """
     if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
-        raise ValueError(
+        raise InputError(
             f"images are {tuple(images.shape)} {images.dtype}: expected (B, 3, H, W) of floats in [0, 1]"
         )
     if images.numel() and not (images.min() >= 0 and images.max() <= 1):  # so that NaN fails, too
-        raise ValueError(
+        raise InputError(
             f"images range over [{float(images.min()):.3g}, {float(images.max()):.3g}]: expected [0, 1]; "
             "clamp or rescale them"
         )
@@ -42,7 +44,7 @@ def check(images: Tensor, prompts: Sequence[str] | None = None) -> None:
         return
     if isinstance(prompts, str) or len(prompts) != len(images):
         given = "one string" if isinstance(prompts, str) else f"{len(prompts)} prompts"
-        raise ValueError(f"{len(images)} images but {given}: pass a list with one prompt an image")
+        raise InputError(f"{len(images)} images but {given}: pass a list with one prompt an image")
 
 
 class ClipScorer(ABC):
@@ -114,9 +116,9 @@ class UserScorer:
         try:
             scores = torch.as_tensor(self.function(images, list(prompts)), dtype=torch.float32)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"scorer {self.name} failed or returned no numbers: {error}") from error
+            raise InputError(f"scorer {self.name} failed or returned no numbers: {error}") from error
         if scores.shape != (len(images),) or not scores.isfinite().all():
-            raise ValueError(
+            raise InputError(
                 f"scorer {self.name} returned {tuple(scores.shape)} for {len(images)} images: expected "
                 f"({len(images)},) finite numbers"
             )

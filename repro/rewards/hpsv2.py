@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from repro.errors import InputError
 from repro.hub import download, first_line, locate
 from repro.rewards.base import ClipScorer
 
@@ -102,14 +103,14 @@ def load(source: str | None = None, device: torch.device | str = "cpu") -> HPSv2
         with torch.device("meta"):  # shapes alone: ViT-H-14 takes long to initialise, so first see if it fits
             _check_keys(open_clip.CLIP(**model_config), state, checkpoint)
     except TypeError as error:
-        raise ValueError(f"{path}: model_cfg is not one of open_clip's CLIP ({first_line(error)})") from error
+        raise InputError(f"{path}: model_cfg is not one of open_clip's CLIP ({first_line(error)})") from error
     with torch.device(device):
         model = open_clip.CLIP(**model_config)
     model.load_state_dict(state)
     try:
         tokenizer = open_clip.get_tokenizer(architecture)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path} has no tokenizer that loads: {first_line(error)}") from error
+        raise InputError(f"{path} has no tokenizer that loads: {first_line(error)}") from error
     return HPSv2(
         f"hpsv2:{Path(source).name}",
         model,
@@ -123,20 +124,20 @@ def load(source: str | None = None, device: torch.device | str = "cpu") -> HPSv2
 def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / "open_clip_config.json"
     if not file.exists():
-        raise ValueError(f"{folder} is no HPSv2 folder: it has no open_clip_config.json")
+        raise InputError(f"{folder} is no HPSv2 folder: it has no open_clip_config.json")
     try:
         config = json.loads(file.read_text())
     except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
+        raise InputError(f"{file} is not valid JSON: {error}") from error
     if "model_cfg" not in config:
-        raise ValueError(f"{file} has no model_cfg: it must name embed_dim, vision_cfg and text_cfg there")
+        raise InputError(f"{file} has no model_cfg: it must name embed_dim, vision_cfg and text_cfg there")
     return config
 
 
 def _only_checkpoint(folder: Path) -> Path:
     files = sorted(folder.glob("*.pt"))
     if len(files) != 1:
-        raise ValueError(f"{folder} must hold exactly one .pt checkpoint, it has {len(files)}")
+        raise InputError(f"{folder} must hold exactly one .pt checkpoint, it has {len(files)}")
     return files[0]
 
 
@@ -144,11 +145,11 @@ def _read_state_dict(file: Path) -> dict[str, Tensor]:
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise ValueError(
+        raise InputError(
             f"{file} is no checkpoint of plain tensors, expected HPSv2's .pt file: name another"
         ) from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise ValueError(f"{file} has no 'state_dict': HPSv2 checkpoints are {{'state_dict': ...}}")
+        raise InputError(f"{file} has no 'state_dict': HPSv2 checkpoints are {{'state_dict': ...}}")
     return checkpoint["state_dict"]
 
 
@@ -159,7 +160,7 @@ def _check_keys(model: torch.nn.Module, state: dict[str, Tensor], file: Path) ->
     wrong = sorted(key for key in wanted.keys() | given.keys() if wanted.get(key) != given.get(key))
     if wrong:
         key = wrong[0]
-        raise ValueError(
+        raise InputError(
             f"{file} does not fit the architecture: {len(wrong)} of {len(wanted)} tensors differ, the first "
             f"is {key} (expected {wanted.get(key, 'none')}, found {given.get(key, 'none')})"
         )

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from repro.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -44,7 +46,7 @@ def prompts(split: Split) -> list[str]:
     tokenizers know the words.
     """
     if split not in SPLITS:
-        raise ValueError(f"there is no split {split!r}, expected one of {', '.join(SPLITS)}")
+        raise InputError(f"there is no split {split!r}, expected one of {', '.join(SPLITS)}")
     return list(_splits()[split])
 
 
@@ -58,7 +60,7 @@ def pictures(split: Literal["eval", "unseen"]) -> Tensor:
     from PIL import Image
 
     if split not in ("eval", "unseen"):
-        raise ValueError(f"pictures are bundled for eval and unseen, not for {split!r}")
+        raise InputError(f"pictures are bundled for eval and unseen, not for {split!r}")
     picture = Image.open(FOLDER / "emoji" / f"{split}.webp").convert("RGB")
     sheet = torch.from_numpy(np.asarray(picture).copy())
     size = sheet.shape[1] // SHEET_COLUMNS

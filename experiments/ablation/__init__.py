@@ -1,0 +1,1 @@
+"""What interpolating is worth: schemes against each other, paired by seed."""

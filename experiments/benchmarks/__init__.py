@@ -1,0 +1,1 @@
+"""The suite's own speed beside a plain loop."""

@@ -1,0 +1,1 @@
+"""What several tables share: inputs, intervals, Markdown, figures."""

@@ -1,0 +1,1 @@
+"""Whether each scheme's reward follows the exact one's over training."""

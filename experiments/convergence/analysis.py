@@ -1,0 +1,172 @@
+"""The convergence tables read back: one row per run, curves, and what a run spent.
+
+The unit is the training seed. An outcome of a run is a number per metric:
+
+* ``final``: the mean of its last quarter of evaluations, the last one at least;
+* ``curve``: the mean of all evaluations after the start, the area under the curve.
+
+Both as the rise over the run's own start, which is the same for all arms of a seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.convergence.arms import SETTINGS, SettingName
+from experiments.convergence.evaluation import REWARD
+from repro.errors import InputError
+from repro.results import provenance_path, read
+from repro.training.metrics import PHASES
+from repro.training.recipe import Recipe
+
+RUN = ["setting", "arm", "lr_factor", "seed"]
+OUTCOMES = ("final", "curve")
+
+
+def complete(csv: Path) -> pd.DataFrame:
+    """The evaluations of runs that are complete: evaluated at the start and after the last configured step.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    table, steps = read(csv), config_of(csv)["steps"]
+    last = table.setting.map({name: steps * setting.steps for name, setting in SETTINGS.items()})
+    ends = [set(table[table.step == step].set_index(RUN).index) for step in (0, last)]
+    rows = table[table.set_index(RUN).index.isin(ends[0] & ends[1])]
+    if rows.empty:
+        raise InputError(f"{csv} has no complete training run yet: let `repro run convergence` finish one")
+    return rows
+
+
+def config_of(csv: Path) -> dict[str, Any]:
+    """The settings that a table's runs share, from its provenance."""
+    config: dict[str, Any] = json.loads(provenance_path(csv).read_text())["config"]
+    return config
+
+
+def recipe_of(csv: Path, setting: SettingName) -> Recipe:
+    """The exact baseline's recipe in a setting of a table, from its provenance."""
+    config = config_of(csv)
+    return SETTINGS[setting].change(Recipe(**{f.name: config[f.name] for f in fields(Recipe)}))
+
+
+def runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Outcomes by run and metric, columns ``start``, ``final`` and ``curve``, of complete runs."""
+    rows = []
+    for key, curve in table.groupby([*RUN, "metric"], sort=False):
+        values = curve.sort_values("step").set_index("step")["value"]
+        start, rest = values.loc[0], values.iloc[1:]
+        tail = rest.iloc[-max(1, round(len(rest) / 4)) :]
+        outcome = {"start": start, "final": tail.mean() - start, "curve": rest.mean() - start}
+        rows.append(dict(zip([*RUN, "metric"], key, strict=True)) | outcome)
+    return pd.DataFrame(rows, columns=[*RUN, "metric", "start", *OUTCOMES])
+
+
+def main_rate(rows: pd.DataFrame) -> float:
+    """The learning rate's factor at which a setting's arms are compared, of rows with the columns of `RUN`.
+
+    That at which most arms were trained; of several such factors 1, or the one with most runs.
+    """
+    cells = rows.drop_duplicates(RUN[1:])
+
+    def rank(factor: float) -> tuple[int, bool, int, float]:
+        of_factor = cells[cells.lr_factor == factor]
+        return of_factor.arm.nunique(), factor == 1, len(of_factor), -abs(math.log(factor))
+
+    return float(max(cells.lr_factor.unique(), key=rank))
+
+
+def at_main_rate(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of every setting's `main_rate`."""
+    main = {setting: main_rate(of_setting) for setting, of_setting in rows.groupby("setting")}
+    return rows[rows.lr_factor == rows.setting.map(main)]
+
+
+def differences(
+    outcomes: pd.DataFrame, first: tuple[str, float], second: tuple[str, float], outcome: str
+) -> pd.Series:
+    """By seed, an outcome of one (arm, lr_factor) minus another's; seeds that only one has are left out."""
+    by_run = outcomes.set_index(["arm", "lr_factor", "seed"])[outcome]
+
+    def of(choice: tuple[str, float]) -> pd.Series:
+        return by_run[by_run.index.droplevel("seed") == choice].droplevel(["arm", "lr_factor"])
+
+    return (of(first) - of(second)).dropna()
+
+
+def best_factors(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """Every arm's own best learning rate (of one setting), seeds by arms: for each seed by the *other* seeds.
+
+    Chosen by the mean ``curve`` of the training reward, so that no seed both chooses a rate and is judged at
+    it. Only of arms with several rates, over the seeds that all of these have, two or more.
+    """
+    best = {}
+    for arm, rows in outcomes[outcomes.metric == REWARD].groupby("arm"):
+        wide = rows.pivot(index="seed", columns="lr_factor", values="curve").dropna()
+        if min(wide.shape) > 1:
+            best[arm] = {seed: wide.drop(seed).mean().idxmax() for seed in wide.index}
+    return pd.DataFrame(best)
+
+
+def at_factors(of_metric: pd.DataFrame, factors: pd.DataFrame, outcome: str) -> pd.DataFrame:
+    """An outcome, seeds by arms, at learning rates ``factors``, seeds by arms; nan where there is none."""
+    by_run = of_metric.set_index(["arm", "seed", "lr_factor"])[outcome]
+    return pd.DataFrame(
+        {
+            arm: by_run.reindex([(arm, seed, factor) for seed, factor in chosen.items()]).to_numpy()
+            for arm, chosen in factors.items()
+        },
+        index=factors.index,
+    )
+
+
+def spent(csv: Path) -> pd.DataFrame:
+    """By run and step, cumulative seconds, backwards, and predicted cost in forwards of one image.
+
+    The cost is sampling and updates by the cost model; decoding and rewards are in the seconds alone. Seconds
+    are those of the session that made the step; where it was made again after a kill, of the first time.
+    A table's runs may be of several machines, busy or not, so seconds are brought to one pace (`_pace`).
+    """
+    training = read(csv.with_name("convergence-training.csv"))
+    timings = read(csv.with_name("convergence-timings.csv"))
+    joined = training.merge(timings, on=[*RUN, "step"]).sort_values([*RUN, "step"])
+    recipe = config_of(csv)
+    backward, velocity = 1 if recipe["lora_rank"] else 2, 2 if recipe["guidance"] > 1 else 1
+    forwards = joined.rollout_forwards + joined.forwards + joined.recomputes + joined.reference_forwards
+    joined["cost"] = velocity * (forwards + backward * joined.backwards)
+    joined["seconds"] = joined[list(PHASES)].sum(axis=1) * _pace(joined)
+    totals = ["seconds", "cost", "backwards"]
+    joined[totals] = joined.groupby(RUN)[totals].cumsum()
+    return joined[[*RUN, "step", *totals]]
+
+
+def _pace(joined: pd.DataFrame) -> pd.Series:
+    """What to multiply a run's seconds by: as if it sampled as fast as its setting's exact runs do (median).
+
+    Sampling is the same work in all of a setting's runs, so how long it took tells how fast the machine was.
+    It does not tell by how much updates were faster, which need not be the same: arms of equal forwards show
+    what that leaves between them.
+    """
+    of_run = joined.groupby(RUN)[["rollout", "rollout_forwards"]].transform("sum")
+    pace = of_run.rollout / of_run.rollout_forwards
+    reference = pace.where(joined.arm == "exact").groupby(joined.setting).transform("median")
+    return (reference.fillna(pace) / pace).fillna(1.0)
+
+
+def totals(outcomes: pd.DataFrame, spending: pd.DataFrame) -> pd.DataFrame:
+    """What a run spent, the mean over seeds by (arm, lr_factor), of the runs in one setting's outcomes."""
+    of_runs = spending.merge(outcomes[RUN].drop_duplicates(), on=RUN).groupby(RUN)
+    return of_runs[["seconds", "cost", "backwards"]].max().groupby(["arm", "lr_factor"]).mean()
+
+
+def at_steps(spending: pd.DataFrame, steps: Sequence[int]) -> pd.DataFrame:
+    """The rows of given steps, and a row of zeros for step 0 of every run."""
+    zero = spending.drop_duplicates(RUN).assign(step=0, seconds=0.0, cost=0.0, backwards=0)
+    return pd.concat([zero, spending])[lambda rows: rows.step.isin(steps)]

@@ -1,0 +1,1 @@
+"""How close each scheme's gradient is to the exact one, per group."""

@@ -1,0 +1,129 @@
+"""What the cosine table measures: its configuration, and the settings that vary one thing at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from repro.core.schemes.groups import Groups, equal_span_groups, equal_step_groups
+from repro.core.sde import shifted_sigmas
+from repro.errors import InputError
+
+SettingName = Literal["base", "eta-0.7", "eta-1", "W-5", "W-10", "equal-span", "shift-1", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """The cosine table's settings; defaults are the paper's and the early code's."""
+
+    model: str = "tiny-flux"
+    """bundled model (tiny-flux, tiny-qwen-image), diffusers folder, or hub id"""
+    quick: bool = False
+    """the base setting on 3 prompts, into results/quick"""
+    settings: tuple[SettingName, ...] = get_args(SettingName)
+    """which variations to measure; each differs from the base in one thing"""
+    prompts: int = 16
+    """prompts in the batch"""
+    images: int = 12
+    """images per prompt"""
+    samples: int = 1
+    """images per prompt that are also measured one by one"""
+    sampling_steps: int = 21
+    """sampling steps; the last one is not trained"""
+    group_size: int = 4
+    """W, steps per group"""
+    shift: float = 3.0
+    """shift of the noise schedule"""
+    eta: float = 0.3
+    """noise of DanceGRPO's SDE"""
+    guidance: float = 1.0
+    """true classifier-free guidance, 1 for none"""
+    reward: str | None = None
+    """scorer: hpsv2:PATH, pickscore:PATH, clipscore:PATH or module:function; bundled models have their own"""
+    prompts_file: Path | None = None
+    """prompts, one a line; the bundled training prompts unless given"""
+    parameters: str = ""
+    """regular expression: only transformer parameters whose name it matches (for models too large for all)"""
+    size: int | None = None
+    """height and width in pixels; the model's own unless given"""
+    device: str = "cpu"
+    """torch device"""
+    seed: int = 0
+    """of prompts and noise"""
+    out: Path | None = None
+    """results folder; results, or results/quick"""
+    fresh: bool = False
+    """measure everything again instead of resuming"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One block of the table: everything that may differ from the base."""
+
+    name: str
+    prompts: int
+    sampling_steps: int
+    eta: float
+    group_size: int
+    shift: float
+    equal_span: bool = False
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def sigmas(self) -> Tensor:
+        """(S + 1,), the sampler's noise levels."""
+        return shifted_sigmas(self.sampling_steps, self.shift)
+
+    @property
+    def n_steps(self) -> int:
+        """Trained steps: all sampling steps but the last."""
+        return self.sampling_steps - 1
+
+    @property
+    def groups(self) -> Groups:
+        """The trained steps, cut into groups."""
+        if self.equal_span:
+            # Five groups of the default's 20 steps could not be made equal (2.1 to 1), four can (1.3 to 1).
+            return equal_span_groups(self.sigmas[: self.n_steps], self.n_steps // self.group_size - 1)
+        return equal_step_groups(self.n_steps, self.group_size)
+
+
+def settings(config: Config) -> list[Setting]:
+    """The settings that ``config`` asks for, checked.
+
+    Raises:
+        ValueError: one that does not fit.
+    """
+    if config.prompts < 2 or not 0 <= config.samples <= config.images:
+        raise InputError(
+            f"prompts is {config.prompts} and samples {config.samples}: take 2 or more prompts, and at most "
+            f"{config.images} (images) samples"
+        )
+    if config.eta <= 0:
+        raise InputError(f"eta is {config.eta:g}: without noise a transition has no density; take it above 0")
+    base = Setting("base", config.prompts, config.sampling_steps, config.eta, config.group_size, config.shift)
+    # On a CPU without hardware for it, bfloat16 is some 40 times slower: two prompts have to do.
+    few = min(config.prompts, 2) if config.device == "cpu" else config.prompts
+    variations = {
+        "base": base,
+        "eta-0.7": replace(base, eta=0.7),
+        "eta-1": replace(base, eta=1.0),
+        "W-5": replace(base, group_size=5),
+        "W-10": replace(base, group_size=10),
+        "equal-span": replace(base, equal_span=True),
+        "shift-1": replace(base, shift=1.0),
+        "bfloat16": replace(base, dtype=torch.bfloat16, prompts=few),
+    }
+    chosen = [replace(variations[name], name=name) for name in dict.fromkeys(config.settings)]
+    if not chosen:
+        raise InputError(f"--settings names none: pass some of {', '.join(variations)}, or leave it out")
+    for setting in chosen:
+        try:  # before a model is loaded
+            assert setting.groups
+        except ValueError as error:
+            raise InputError(f"setting {setting.name}: {error}; --settings chooses others") from None
+    return chosen

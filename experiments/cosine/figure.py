@@ -1,0 +1,167 @@
+"""The figure of the cosine table, drawn from its CSV alone.
+
+Most panels show 1 - cosine on a logarithmic axis: what is lost, since a cosine of 0.999 and one of 0.99 look
+alike on a linear one. Values are the whole batch's, with the jackknife's 95 % interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments import paper
+from experiments.common.figures import save
+from experiments.cosine.report import JAGG, Estimate, batch_estimate, caveats, mean_estimate
+from repro.errors import InputError
+from repro.results import read
+
+SCHEMES = {
+    "jagg-time": "JAGG, t-weights",
+    "jagg-index": "JAGG, index weights",
+    "endpoints-own": "endpoints: own s",
+    "endpoints-sum": "endpoints: whole sum",
+    "endpoints-half": "endpoints: half and half",
+    "endpoints-nearest": "endpoints: nearest",
+}
+GROUP_AXIS = "group (0 = most noise)"
+Measure = Callable[[pd.DataFrame], Estimate]
+
+
+def plot(csv: Path) -> Path:
+    """Redraw ``cosine.png`` beside the CSV, with earlier snapshots of the model if their tables are near."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    table = read(csv)
+    if missing := {"setting", "scheme", "unit", "cosine"} - set(table.columns):
+        raise InputError(f"{csv} is no cosine table (it has no column {min(missing)}): name one")
+    jagg = table[table.scheme == JAGG]
+    sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
+    figure, axes = plt.subplots(2, 4, figsize=(15, 6.8), constrained_layout=True)
+    _schemes(axes[0, 0], table[table.setting == "base"])
+    _units(axes[0, 1], jagg[jagg.setting == "base"])
+    _settings(axes[0, 2], jagg, ("base", "W-5", "W-10"), "W = {steps}", "group size")
+    _settings(axes[0, 3], jagg, ("base", "eta-0.7", "eta-1"), "eta {eta:g}", "noise of the SDE")
+    cuts = ("base", "equal-span", "shift-1")
+    _settings(axes[1, 0], jagg, cuts, "shift {shift:g} ({setting})", "noise level, span held equal")
+    _spans(axes[1, 1], jagg)
+    _training(axes[1, 2], csv, jagg[jagg.setting == "base"])
+    _precision(axes[1, 3], jagg)
+    title = f"JAGG's gradient against the exact one on {table.model.iloc[0]}, measured here"
+    figure.suptitle("\n".join([title, *caveats(table.model.iloc[0])]), fontsize=11)
+    target = csv.with_suffix(".png")
+    return save(figure, target, dpi=130)
+
+
+def _line(axis: Any, xs: Any, estimates: list[Estimate], label: str, lost: bool = True, **style: Any) -> None:
+    values = np.array([1 - e.value if lost else e.value for e in estimates])
+    halves = np.array([e.half for e in estimates])
+    axis.errorbar(xs, values, yerr=halves, marker="o", markersize=3.5, capsize=2, label=label, **style)
+
+
+def _by_group(rows: pd.DataFrame, estimate: Measure) -> tuple[list, list[Estimate]]:
+    groups = [(group, estimate(at)) for group, at in rows.groupby("group")]
+    return [group for group, _ in groups], [value for _, value in groups]
+
+
+def _schemes(axis: Any, base: pd.DataFrame) -> None:
+    low, high = paper.COSINE_EARLY_GROUPS.low, paper.COSINE_EARLY_GROUPS.high
+    first, last = paper.COSINE_GROUPS[0], paper.COSINE_GROUPS[-1]
+    reported = f"JAGG, reported: {low:g} to {high:g}"
+    axis.fill_between([first - 0.2, last + 0.2], low, high, color="0.75", alpha=0.6, label=reported)
+    for scheme, label in SCHEMES.items():
+        xs, estimates = _by_group(base[base.scheme == scheme], lambda at: batch_estimate(at, "cosine"))
+        style = {"linestyle": "--"} if scheme == "jagg-index" else {}
+        _line(axis, xs, estimates, label, lost=False, **style)
+    axis.set(xlabel=GROUP_AXIS, ylabel="cosine", title="schemes, whole batch")
+    axis.set_xticks(xs)
+    axis.legend(fontsize=6.5)
+
+
+def _units(axis: Any, base: pd.DataFrame) -> None:
+    curves: dict[str, Measure] = {
+        "whole batch": lambda at: batch_estimate(at, "cosine"),
+        "whole batch, middle steps only": lambda at: batch_estimate(at, "middle_cosine"),
+        "one prompt's images, mean": lambda at: mean_estimate(at, "cosine", "prompt"),
+        "single images, mean": lambda at: mean_estimate(at, "cosine", "sample"),
+    }
+    for label, estimate in curves.items():
+        xs, estimates = _by_group(base, estimate)
+        if not all(math.isnan(e.value) for e in estimates):
+            _line(axis, xs, estimates, label)
+    axis.set_xticks(xs)
+    _finish(axis, GROUP_AXIS, "JAGG, by what is summed")
+
+
+def _settings(axis: Any, jagg: pd.DataFrame, settings: Sequence[str], label: str, title: str) -> None:
+    """Several settings against the noise level at the middle of each group; ``label`` formats a row."""
+    for setting in settings:
+        # Groups of one or two steps are exact, which a logarithmic axis cannot show.
+        rows = jagg[(jagg.setting == setting) & (jagg.steps > 2)]
+        if len(rows):
+            middles = rows.groupby("group")[["sigma_first", "sigma_last"]].first().mean(axis=1)
+            _, estimates = _by_group(rows, lambda at: batch_estimate(at, "cosine"))
+            _line(axis, middles, estimates, label.format(**rows.iloc[0]))
+    _finish(axis, "sigma at the group's middle", title, measured=set(settings) <= set(jagg.setting))
+    axis.invert_xaxis()
+
+
+def _spans(axis: Any, jagg: pd.DataFrame) -> None:
+    """Every group of every setting: what is lost against the span of sigma that is interpolated over."""
+    from matplotlib.ticker import NullFormatter
+
+    rows = jagg[(jagg.steps > 2) & (jagg.unit == "batch")]
+    for (setting, steps), at in rows.groupby(["setting", "steps"]):
+        if setting in ("base", "equal-span", "shift-1", "W-10", "W-5"):
+            axis.scatter(at.sigma_span, 1 - at.cosine, s=14, label=f"{setting}, {steps} steps")
+    axis.set_xscale("log")
+    axis.xaxis.set_minor_formatter(NullFormatter())  # its labels would overlap
+    _finish(axis, "span of sigma between the ends", "all groups, against their span", measured=True)
+
+
+def _training(axis: Any, csv: Path, base: pd.DataFrame) -> None:
+    others = [read(path) for path in csv.parent.parent.glob(f"{csv.parent.name}-step-*/{csv.name}")]
+    tables = [base, *(t[(t.setting == "base") & (t.scheme == JAGG)] for t in others)]
+    for rows in sorted(tables, key=lambda t: t.training_steps.iloc[0]) if others else ():
+        xs, estimates = _by_group(rows, lambda at: batch_estimate(at, "cosine"))
+        _line(axis, xs, estimates, f"{int(rows.training_steps.iloc[0]):,} training steps")
+        axis.set_xticks(xs)
+    _finish(axis, GROUP_AXIS, "training length of the model", measured=bool(others))
+
+
+def _precision(axis: Any, jagg: pd.DataFrame) -> None:
+    """bfloat16 and float32 on the prompts that both were measured on."""
+    rows = jagg[(jagg.unit == "prompt") & jagg.setting.isin(["base", "bfloat16"])]
+    shared = set(rows.unit_id[rows.setting == "bfloat16"])
+    for dtype, at in rows[rows.unit_id.isin(shared)].groupby("dtype"):
+        xs, estimates = _by_group(at, lambda g: mean_estimate(g, "cosine", "prompt"))
+        _line(
+            axis,
+            xs,
+            [Estimate(e.value, math.nan) for e in estimates],
+            f"{dtype}, mean of {len(shared)} prompts"
+            + (" (too few for an interval)" if len(shared) < 16 else ""),
+        )
+        axis.set_xticks(xs)
+    _finish(axis, GROUP_AXIS, "precision of the network", measured=bool(shared))
+
+
+def _finish(axis: Any, xlabel: str, title: str, measured: bool = True) -> None:
+    axis.set(xlabel=xlabel, ylabel="1 - cosine", title=title)
+    if axis.has_data():
+        axis.set_yscale("log")
+        axis.legend(fontsize=6.5)
+    else:
+        axis.set(xticks=[], yticks=[])
+    if not measured:
+        axis.text(
+            0.5, 0.95, "not all measured in this run", ha="center", transform=axis.transAxes, color="0.5"
+        )

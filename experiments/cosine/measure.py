@@ -1,0 +1,274 @@
+"""How close each scheme's gradient is to the exact one, group by group: the paper's cosine table.
+
+One batch of prompts is sampled, scored and turned into advantages; then, for every group of steps, all
+products J_a^T s_j that any scheme needs are measured once (`repro.core.similarity`), and every scheme's
+cosine follows from their inner products. A *setting* changes one thing against the base (the paper's): eta,
+W, the cut into groups, the shift of the schedule, the precision. Each is measured for
+
+- ``sample``: single images,
+- ``prompt``: one prompt's images together,
+- ``batch``: all prompts together, with ``batch-without`` one block of them, for the jackknife's interval.
+
+The training-length panel compares models: run this on earlier snapshots, one results folder a model.
+
+Several ranks share the prompts. Each measures its own prompts' products, on the sharded transformer but not
+averaged over the ranks; what is of the whole batch is summed over them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from experiments.common.inputs import load_model, load_prompts, load_scorer
+from experiments.cosine import figure as cosine_figure
+from experiments.cosine import report as cosine_report
+from experiments.cosine.config import Config, Setting, settings
+from repro.console import note, progress
+from repro.core.grpo import ClippedSurrogate
+from repro.core.rollout import reindex
+from repro.core.schemes.groups import Groups
+from repro.core.schemes.jagg import Reading, Weighting, endpoints_only, jagg
+from repro.core.schemes.scheme import Scheme
+from repro.core.sde import Dance
+from repro.core.similarity import GroupProducts, gradient_products, similarity
+from repro.distributed import fsdp
+from repro.distributed.ranks import ALONE, Ranks
+from repro.errors import InputError
+from repro.models import Backbone, bind
+from repro.provenance import collect
+from repro.rewards import local_path
+from repro.shared_table import SharedTable
+from repro.training.experience import Experience, gather
+
+__all__ = ["Config", "plot", "run"]
+
+plot = cosine_figure.plot
+
+COLUMNS: dict[str, type] = {
+    "model": str,
+    "training_steps": int,
+    "setting": str,
+    "eta": float,
+    "shift": float,
+    "dtype": str,
+    "group": int,
+    "first_step": int,
+    "steps": int,
+    "sigma_first": float,
+    "sigma_last": float,
+    "sigma_span": float,
+    "scheme": str,
+    "unit": str,
+    "unit_id": str,
+    "images": int,
+    "cosine": float,
+    "middle_cosine": float,
+    "norm_ratio": float,
+    "relative_error": float,
+}
+KEY = ("setting", "group", "scheme", "unit", "unit_id")
+JACKKNIFE_BLOCKS = 8
+
+
+def run(config: Config, ranks: Ranks = ALONE) -> Path:
+    """Measure what is missing of the table; returns the CSV.
+
+    Raises:
+        ValueError: a setting that does not fit or does not divide over the ranks, or a model, reward or
+            prompts that cannot be loaded.
+    """
+    if config.quick:
+        few = -(-3 // ranks.size) * ranks.size  # 3, or what divides over the ranks
+        config = replace(config, settings=("base",), prompts=few, samples=1)
+    chosen = settings(config)
+    for setting in chosen:
+        ranks.share(range(setting.prompts), f"prompts of setting {setting.name}")
+    prompts = load_prompts(config.prompts_file, config.prompts, config.seed)
+    model = load_model(config.model, config.device, config.size)
+    scorer, reward = load_scorer(config.reward, model)
+    config = replace(config, reward=reward)
+    folder = (config.out or Path("results/quick" if config.quick else "results")) / model.name
+    csv = folder / "cosine.csv"
+    provenance = collect(
+        config,
+        seed=config.seed,
+        checkpoint=model.path,
+        scorer=local_path(reward),
+        prompts=prompts,
+        device=config.device,
+        ranks=ranks.size,
+    )
+    with SharedTable(ranks, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
+        missing = {s: [g for g in range(len(s.groups)) if not _done(table, s, g)] for s in chosen}
+        total = sum(len(s.groups) * s.prompts for s in chosen)
+        left = sum(len(groups) * s.prompts for s, groups in missing.items())
+        with progress(f"cosine {model.name}", total, total - left) as advance:
+            backbone, loaded = None, None
+            for setting in chosen:
+                if not missing[setting]:
+                    continue
+                if setting.dtype != loaded:
+                    backbone = None  # frees the one before, or two would be held while loading
+                    backbone, loaded = model.backbone(setting.dtype), setting.dtype
+                    if ranks.size > 1:
+                        fsdp.shard(backbone.transformer)
+                assert backbone is not None
+                batch = gather(
+                    backbone,
+                    scorer,
+                    prompts[: setting.prompts],
+                    images_per_prompt=config.images,
+                    sigmas=setting.sigmas,
+                    kernel=Dance(setting.eta),
+                    seed=config.seed,
+                    guidance=config.guidance,
+                    ranks=ranks,
+                )
+                experiences = []
+                for experience in batch:
+                    experiences.append(experience)
+                    advance(
+                        0, note=f"{setting.name}: sampling {len(experiences) * ranks.size}/{setting.prompts}"
+                    )
+                _check_rewards(experiences, ranks)
+                for g in missing[setting]:
+                    rows = _measure(config, setting, backbone, experiences, g, advance, ranks)
+                    common = {"model": model.name, "training_steps": model.training_steps}
+                    table.append(*({**common, **row} for row in rows))
+                del batch, experiences, experience  # so that they do not hold the backbone
+    ranks.on_main(cosine_report.show, csv)
+    return csv
+
+
+def _schemes(times: Tensor, groups: Groups) -> list[Scheme]:
+    return [
+        *(jagg(times, groups, weighting) for weighting in get_args(Weighting)),
+        *(endpoints_only(times, groups, reading) for reading in get_args(Reading)),
+    ]
+
+
+def _done(table: SharedTable, setting: Setting, group: int) -> bool:
+    return table.has(setting=setting.name, group=group, scheme="jagg-time", unit="batch", unit_id="all")
+
+
+def _check_rewards(experiences: list[Experience], ranks: Ranks) -> None:
+    silent = sum(ranks.gather(sum(not bool(e.advantages.any()) for e in experiences)))
+    prompts = len(experiences) * ranks.size
+    if silent == prompts:
+        raise InputError(
+            "all images of every prompt have equal rewards, so there is no gradient: use another scorer"
+        )
+    if silent:
+        note(f"cosine: {silent} of {prompts} prompts have equal rewards and no gradient")
+
+
+def _measure(
+    config: Config,
+    setting: Setting,
+    backbone: Backbone,
+    experiences: list[Experience],
+    g: int,
+    advance: Any,
+    ranks: Ranks,
+) -> list[dict[str, Any]]:
+    """The rows of one group: prompts, single samples, the batch and its jackknife."""
+    group = setting.groups[g]
+    times = setting.sigmas[: setting.n_steps]
+    schemes = _schemes(times, setting.groups)
+    parameters = _parameters(backbone, config.parameters)
+    first, last = float(times[group[0]]), float(times[group[-1]])
+    common = {
+        "setting": setting.name,
+        "eta": setting.eta,
+        "shift": setting.shift,
+        "dtype": str(setting.dtype).removeprefix("torch."),
+        "group": g,
+        "first_step": group[0],
+        "steps": len(group),
+        "sigma_first": first,
+        "sigma_last": last,
+        "sigma_span": first - last,
+    }
+
+    def rows(products: GroupProducts, unit: str, unit_id: str, images: int) -> Iterator[dict[str, Any]]:
+        gram = products.gram()
+        for scheme in schemes:
+            values = vars(similarity(gram, scheme))
+            yield {
+                **common,
+                "scheme": scheme.name,
+                "unit": unit,
+                "unit_id": unit_id,
+                "images": images,
+                **values,
+            }
+
+    own: list[dict[str, Any]] = []
+    blocks: dict[int, GroupProducts] = {}  # of this rank's prompts
+    n_blocks = min(JACKKNIFE_BLOCKS, setting.prompts)
+    for i, experience in zip(ranks.share(range(setting.prompts)), experiences, strict=True):
+        products = _products(config, backbone, experience, slice(None), setting, group, parameters)
+        own += rows(products, "prompt", str(i), config.images)
+        if i % n_blocks in blocks:
+            blocks[i % n_blocks] += products
+        else:
+            blocks[i % n_blocks] = products
+        for b in range(config.samples):
+            single = _products(config, backbone, experience, slice(b, b + 1), setting, group, parameters)
+            own += rows(single, "sample", f"{i}.{b}", 1)
+        advance(ranks.size, note=f"{setting.name}: group {g}")
+    found = [row for part in ranks.gather(own) for row in part]
+    vectors = ranks.sum(functools.reduce(torch.add, (blocks[k].vectors for k in sorted(blocks))))
+    total, nothing = replace(products, vectors=vectors), torch.zeros_like(vectors)
+    images = setting.prompts * config.images
+    found += rows(total, "batch", "all", images)
+    for k in range(n_blocks):
+        block = ranks.sum(blocks[k].vectors if k in blocks else nothing)
+        rest = replace(total, vectors=vectors - block)
+        left_out = len(range(k, setting.prompts, n_blocks)) * config.images
+        found += rows(rest, "batch-without", str(k), images - left_out)
+    return found
+
+
+def _products(
+    config: Config,
+    backbone: Backbone,
+    experience: Experience,
+    samples: slice,
+    setting: Setting,
+    group: range,
+    parameters: list[Tensor],
+) -> GroupProducts:
+    n_steps = setting.n_steps
+    trajectory = experience.trajectory.samples(samples)
+    conditioning = experience.conditioning.index(samples)
+    # At the first update after a rollout every ratio is 1, so the clip is inactive whatever its range.
+    surrogate = ClippedSurrogate.from_trajectory(
+        trajectory, n_steps, experience.advantages[samples], clip_range=0.1
+    )
+    trained = trajectory.trained(n_steps)
+    velocity = reindex(bind(backbone, conditioning, setting.sigmas, config.guidance), n_steps)
+    measured = gradient_products(
+        velocity, surrogate, trained.latents, [group], parameters, velocities=trained.velocities
+    )
+    return next(measured)
+
+
+def _parameters(backbone: Backbone, pattern: str) -> list[Tensor]:
+    try:
+        chosen: list[Tensor] = [
+            p for name, p in fsdp.graph_parameters(backbone.transformer).items() if re.search(pattern, name)
+        ]
+    except re.error as error:
+        raise InputError(f"--parameters {pattern!r} is no regular expression ({error})") from None
+    if not chosen:
+        raise InputError(f"--parameters {pattern!r} matches no parameter name of the transformer")
+    return chosen

@@ -1,0 +1,1 @@
+"""Schemes as data: the type, cutting into groups, the paper's builders, and their names."""

@@ -1,0 +1,1 @@
+"""Several processes as one: who does what, and a transformer sharded over them."""

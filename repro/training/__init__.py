@@ -1,0 +1,1 @@
+"""GRPO training: recipe, policy, experience, trainer, and what a run leaves behind."""

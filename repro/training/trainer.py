@@ -1,0 +1,300 @@
+r"""GRPO training, one loop for every recipe and every scheme.
+
+A training step samples and scores P prompts with B images each, then makes U updates. Update u takes every
+U-th image of each prompt, N = P B / U in all, and minimises
+
+    L = 1/N Σ_samples 1/n Σ_j L_j,      n steps trained for that sample's prompt,
+
+by AdamW on the gradient that the recipe's scheme estimates. Micro-batches only cut the sum over samples:
+each is scaled by its share of N, so their size does not change the result.
+
+Every random number of a step comes from (seed, step) alone, never from a generator that lives on. So a run
+that was killed continues from its last checkpoint to the same weights and metrics as one that was not.
+
+Several ranks share the prompts of a step or, of fewer prompts than ranks, their images. What is random about
+a prompt comes from its place among all of them, gradients are averaged over the ranks
+(`repro.distributed.fsdp`), and metrics are those of all samples: the same run, on any number of ranks.
+
+A step that cannot be learned from (a scorer that raises or returns no finite numbers, a gradient or loss that
+is not finite) makes no update from there on. It is recorded with its fault and with the updates before it,
+and training stops after `fault_limit` of them in a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from repro.core.gradient import VelocityFn, accumulate_gradient
+from repro.core.grpo import ClippedSurrogate
+from repro.core.plan import chunked
+from repro.core.rollout import reindex
+from repro.core.schemes.scheme import Scheme
+from repro.distributed.fsdp import full
+from repro.distributed.ranks import ALONE, Ranks
+from repro.errors import InputError
+from repro.models import Backbone, bind
+from repro.rewards import Scorer
+from repro.training.checkpoint import Checkpoints
+from repro.training.experience import Experience, gather
+from repro.training.guard import Fault, Guarded, Timed
+from repro.training.metrics import PHASES, StepRecord, Tally
+from repro.training.optimizer import make_optimizer
+from repro.training.policy import Policy
+from repro.training.recipe import Recipe
+from repro.training.stopwatch import Stopwatch
+from repro.training.validation import validate_ranks
+
+
+def stream(*key: int | str) -> int:
+    """A seed from what it is for: equal keys give equal seeds, different ones unrelated seeds."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return int.from_bytes(digest[:5], "big")
+
+
+class Trainer:
+    """A policy, its optimizer and the count of steps.
+
+    Args:
+        recipe: validated here.
+        policy: changed in place; made for the recipe by `make_policy`.
+        scorer: the reward.
+        prompts: to train on, drawn without replacement, anew in each pass over them.
+        seed: with the step's number, of everything random.
+        steps: the length of the run, for the schedule of the learning rate.
+        ranks: who shares the samples; the policy's.
+
+    Raises:
+        ValueError: settings that contradict each other, or that do not divide over the ranks.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        policy: Policy,
+        scorer: Scorer,
+        prompts: Sequence[str],
+        *,
+        seed: int,
+        steps: int,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        recipe.validate()
+        validate_ranks(recipe, ranks)
+        if not prompts:
+            raise InputError("there are no prompts to train on: give at least one")
+        self.recipe, self.policy, self.scorer = recipe, policy, scorer
+        self.prompts = list(prompts)
+        self.seed, self.ranks = seed, ranks
+        self.done = self.version = self._faults = 0
+        self._sigmas = recipe.sigmas
+        self._optimizer, self._schedule = make_optimizer(policy.parameters, recipe, steps * recipe.updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that `step` depends on and changes."""
+        return {
+            "done": self.done,
+            "version": self.version,
+            "faults": self._faults,
+            "policy": self.policy.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` gave."""
+        self.policy.load_state_dict(state["policy"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self.done, self.version, self._faults = state["done"], state["version"], state["faults"]
+
+    def step(self) -> StepRecord:
+        """One training step, or a skipped one with its fault recorded."""
+        clock, tally = Stopwatch(self.policy.device), Tally(self.recipe.images)
+        rate = self._schedule.get_last_lr()[0]
+        fault = None
+        try:
+            noisy = self.recipe.noisy_steps(self._generator("window"))
+            with clock("rollout"):
+                experiences = self._gather(noisy, clock)
+            tally.rollout_forwards = self.recipe.sampling_steps * self.recipe.prompts * self.recipe.images
+            tally.rewards = torch.cat([e.rewards.float().cpu() for e in experiences])
+            tally.advantages = torch.cat([e.advantages.float().cpu() for e in experiences])
+            for update in range(self.recipe.updates):
+                with clock("update"):
+                    self._accumulate(experiences, noisy, update, tally)
+                with clock("optimizer"):
+                    self._apply(tally)
+        except Fault as error:
+            fault = str(error)
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+        self.done += 1
+        self._faults = self._faults + 1 if fault else 0
+        metrics = Tally.merge(self.ranks.gather(tally)).metrics()
+        metrics |= {"step": self.done, "learning_rate": rate, "fault": fault}
+        return StepRecord(metrics, {phase: clock.seconds.get(phase, 0.0) for phase in PHASES})
+
+    def check_faults(self, fault: str | None) -> None:
+        """Stop once too many steps in a row were skipped; `fault` is the last one's.
+
+        Raises:
+            ValueError: with the reason.
+        """
+        if self._faults >= self.recipe.fault_limit:
+            raise InputError(
+                f"training stopped after {self._faults} steps in a row that could not be learned from, the "
+                f"last because {fault}; the weights are those of the last update before it"
+            )
+
+    def _generator(self, *purpose: int | str) -> torch.Generator:
+        return torch.Generator().manual_seed(stream(self.seed, self.done, *purpose))
+
+    def _batch_prompts(self) -> list[str]:
+        count, total = self.recipe.prompts, len(self.prompts)
+        chosen = []
+        for position in range(self.done * count, (self.done + 1) * count):
+            shuffle = torch.Generator().manual_seed(stream(self.seed, "prompts", position // total))
+            order = torch.randperm(total, generator=shuffle)
+            chosen.append(self.prompts[int(order[position % total])])
+        return chosen
+
+    def _gather(self, noisy: range, clock: Stopwatch) -> list[Experience]:
+        recipe = self.recipe
+        return list(
+            gather(
+                cast(Backbone, Timed(self.policy, clock)),
+                Guarded(self.scorer, clock, self.ranks),
+                self._batch_prompts(),
+                images_per_prompt=recipe.images,
+                sigmas=self._sigmas,
+                kernel=recipe.kernels(noisy),
+                seed=stream(self.seed, self.done, "rollout"),
+                guidance=recipe.guidance,
+                advantage_clip=recipe.advantage_clip,
+                policy_version=self.version,
+                ranks=self.ranks,
+            )
+        )
+
+    def _accumulate(self, experiences: list[Experience], noisy: range, update: int, tally: Tally) -> None:
+        """Fill .grad with the gradient of one update's loss: sharded, it becomes the mean over the ranks."""
+        recipe = self.recipe
+        parts = self.ranks.parts(recipe.prompts, recipe.images)
+        share = range(update, len(parts[0][1]), recipe.updates)
+        micro_batch = recipe.micro_batch or len(share)
+        total = len(share) * len(parts)
+        tally.begin_update()
+        for (i, _), experience in zip(parts, experiences, strict=True):
+            steps, scheme = recipe.trained_steps(noisy, self._generator("steps", update, i))
+            for start in range(0, len(share), micro_batch):
+                images = share[start : start + micro_batch]
+                self._accumulate_images(experience, images, steps, scheme, total, tally)
+        tally.losses[-1] = self.ranks.mean(tally.losses[-1])
+
+    def _accumulate_images(
+        self,
+        experience: Experience,
+        images: range,
+        steps: list[int],
+        scheme: Scheme,
+        total: int,
+        tally: Tally,
+    ) -> None:
+        recipe = self.recipe
+        chosen = slice(images.start, images.stop, images.step)  # a slice makes views, not copies
+        trajectory = experience.trajectory.samples(chosen)
+        latents = trajectory.trained(steps).latents
+        conditioning = experience.conditioning.index(chosen)
+        sampled = bind(self.policy.as_backbone(), conditioning, self._sigmas, recipe.guidance)
+        velocity = reindex(sampled, steps)
+        reference = None
+        if recipe.kl_weight > 0:
+            reference = self._reference_velocities(velocity, scheme, latents)
+            tally.reference_forwards += len(scheme.needed_steps) * len(images)
+        surrogate = ClippedSurrogate.from_trajectory(
+            trajectory,
+            steps,
+            experience.advantages[chosen],
+            recipe.clip_range,
+            scale=len(images) / total / len(steps),
+            kl_weight=recipe.kl_weight,
+            reference_velocities=reference,
+        )
+        report = accumulate_gradient(
+            scheme,
+            velocity,
+            surrogate,
+            latents,
+            rollout=trajectory.cache(steps) if recipe.velocities == "rollout" else None,
+            policy_version=self.version,
+            stale=recipe.stale,
+            anchor_chunk=recipe.anchor_chunk,
+            checkpointing=recipe.checkpointing,
+        )
+        tally.add(report, len(images), len(scheme.needed_steps) / scheme.n_steps)
+
+    def _reference_velocities(self, velocity: VelocityFn, scheme: Scheme, latents: Tensor) -> Tensor:
+        """(n, B, *shape): the reference's at the steps whose loss is used, zero elsewhere."""
+        velocities = torch.zeros_like(latents, dtype=torch.promote_types(latents.dtype, torch.float32))
+        with self.policy.reference():
+            for chunk in chunked(scheme.needed_steps, self.recipe.anchor_chunk):
+                velocities[list(chunk)] = velocity(chunk, latents[list(chunk)]).to(velocities)
+        return velocities
+
+    def _apply(self, tally: Tally) -> None:
+        """Clip the gradient and take an optimizer step, or raise a Fault and take none."""
+        clipped = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.recipe.max_grad_norm)
+        norm = float(full(clipped))
+        tally.grad_norms.append(norm)
+        if not (math.isfinite(norm) and math.isfinite(tally.losses[-1])):
+            raise Fault(f"the gradient's norm is {norm:g} and the loss {tally.losses[-1]:g}")
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.policy.update_average()
+        self.version += 1
+        tally.updates += 1
+
+
+def train(
+    trainer: Trainer,
+    steps: int,
+    *,
+    record: Callable[[StepRecord], None],
+    visit: Callable[[int], None] = lambda done: None,
+    checkpoints: Checkpoints | None = None,
+    checkpoint_every: int = 10,
+) -> None:
+    """Train up to `steps` steps in all, from the last checkpoint if there is one.
+
+    Steps after that checkpoint are made again, identically: `record` and `visit` must take what they have
+    seen before.
+
+    Args:
+        trainer: new, or at the state to continue from.
+        steps: the run's length.
+        record: takes every step's record.
+        visit: called with the number of steps done, at the start (of a resumed run, too) and after each step.
+        checkpoints: where states are kept; none are without it.
+        checkpoint_every: steps between two states.
+
+    Raises:
+        ValueError: too many faults in a row, or a checkpoint that cannot be resumed from.
+    """
+    found = checkpoints.latest(trainer.state_dict) if checkpoints else None
+    if found is not None:
+        trainer.load_state_dict(found.state)
+    visit(trainer.done)
+    while trainer.done < steps:
+        result = trainer.step()
+        record(result)
+        trainer.check_faults(result.metrics["fault"])
+        visit(trainer.done)
+        if checkpoints and (trainer.done % checkpoint_every == 0 or trainer.done == steps):
+            checkpoints.save(trainer.done, trainer.state_dict())
