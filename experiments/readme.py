@@ -51,7 +51,7 @@ def _convergence() -> str:
 
 def _sweep() -> str:
     command = (
-        "repro run convergence --arms exact --settings comfortable paper-eta --lr-factors 0.333 1 3 "
+        "repro run convergence --arms exact --regimes comfortable paper-eta --lr-factors 0.333 1 3 "
         "--seeds 1 --out results/sweep"
     )
     # Each start has a folder of its own, the preset's lies above them.

@@ -82,21 +82,21 @@ def _reward(algorithm: str, first: str, second: str) -> Measured:
 
 
 def _contrasts(folder: Path, first: str, second: str) -> str:
-    """Of arms whose names begin with `first`, over the run, in the comfortable setting, at the same rate."""
+    """Of arms whose names begin with `first`, over the run, in the comfortable regime, at the same rate."""
     csv = folder / "ablation.csv"
     if not csv.exists():
         return "-"
     rows = read(csv)
     rows = rows[(rows.metric == REWARD) & (rows.outcome == OUTCOME) & (rows.rates == "same")]
-    rows = rows[(rows.setting == "comfortable") & (rows["second"] == second)]
+    rows = rows[(rows.regime == "comfortable") & (rows["second"] == second)]
     rows = rows[rows["first"].str.startswith(first)]
     found = "; ".join(_contrast(row) for _, row in rows.iterrows())
     return found + (_unlearned(csv.with_name("ablation-efficiency.csv")) if found else "-")
 
 
 def _unlearned(csv: Path) -> str:
-    """What to add where the comfortable setting's exact baseline was not seen to learn."""
-    runs = read(csv)[lambda rows: rows.setting == "comfortable"]
+    """What to add where the comfortable regime's exact baseline was not seen to learn."""
+    runs = read(csv)[lambda rows: rows.regime == "comfortable"]
     rises = at_main_rate(runs)[lambda rows: rows.arm == BASELINE].rise
     return "" if learning(rises) >= LEARNED else "; the exact baseline did not visibly learn"
 
@@ -110,7 +110,7 @@ def _cosine(results: Path, model: str) -> str:
     csv = results / model / "cosine.csv"
     if not csv.exists():
         return "-"
-    base = read(csv)[lambda rows: (rows.setting == "base") & (rows.scheme == JAGG)]
+    base = read(csv)[lambda rows: (rows.regime == "base") & (rows.scheme == JAGG)]
     found = [batch_estimate(at, "cosine") for _, at in base.groupby("group")]
     return ", ".join(f"{value:.4f}±{half:.4f}" for value, half in found)
 

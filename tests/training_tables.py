@@ -22,17 +22,17 @@ def rises(center: float, reverse: bool = False) -> list[float]:
 
 
 def fake(
-    rises: dict[tuple[str, float], list[float]], setting: str = "comfortable", metric: str = "reward"
+    rises: dict[tuple[str, float], list[float]], regime: str = "comfortable", metric: str = "reward"
 ) -> pd.DataFrame:
     """A table in which every run rises linearly by the given amounts, one a seed."""
     return pd.DataFrame(
         [
-            (setting, arm, factor, seed, step, metric, 0.5 + rise * step / STEPS)
+            (regime, arm, factor, seed, step, metric, 0.5 + rise * step / STEPS)
             for (arm, factor), values in rises.items()
             for seed, rise in enumerate(values)
             for step in range(STEPS + 1)
         ],
-        columns=["setting", "arm", "lr_factor", "seed", "step", "metric", "value"],
+        columns=["regime", "arm", "lr_factor", "seed", "step", "metric", "value"],
     )
 
 

@@ -13,7 +13,7 @@ from experiments.common.figures import save
 from experiments.common.intervals import mean_and_half
 from experiments.common.markdown import listed, signed
 from experiments.convergence.analysis import at_main_rate
-from experiments.convergence.arms import ARMS, SETTINGS
+from experiments.convergence.arms import ARMS, REGIMES
 from experiments.convergence.evaluation import REWARD
 from experiments.convergence.figure import BASELINE, LEARNED, learning, theme
 from repro.console import print_table
@@ -39,7 +39,7 @@ def show(csv: Path) -> None:
     table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
     rows = [
         (
-            r.setting,
+            r.regime,
             f"{ARMS[r.first].label} minus {ARMS[r.second].label}" + at_rates(r.rates),
             r.seeds,
             signed(r.difference, r.half_interval),
@@ -53,7 +53,7 @@ def show(csv: Path) -> None:
     model, algorithm = table.model.iloc[0], table.algorithm.iloc[0]
     print_table(
         f"{model}, {algorithm}: reward over the run, differences paired by seed (± is a 95 % interval)",
-        ("setting", "contrast", "seeds", "difference", "p sign-flip", "margin", "p equivalence", "verdict"),
+        ("regime", "contrast", "seeds", "difference", "p sign-flip", "margin", "p equivalence", "verdict"),
         rows,
         f"{agreement(table[table.metric == REWARD], efficiency)} Paper: {paper.ABLATION}.",
     )
@@ -80,10 +80,10 @@ def agreement(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
     """Whether the endpoints-only readings came out as reported, where the baseline learned."""
     rows = at_same_rate(table)
     rows = rows[rows["first"].str.startswith("endpoints")]
-    exact = efficiency[efficiency.arm == BASELINE].groupby("setting").rise.apply(learning)
-    verdicts = rows[rows.setting.map(exact) >= LEARNED].verdict
+    exact = efficiency[efficiency.arm == BASELINE].groupby("regime").rise.apply(learning)
+    verdicts = rows[rows.regime.map(exact) >= LEARNED].verdict
     if verdicts.empty:
-        return "There is no setting yet in which the baseline was seen to learn, to compare that with."
+        return "There is no regime yet in which the baseline was seen to learn, to compare that with."
     counts = {kind: int(verdicts.str.startswith(kind).sum()) for kind in VERDICTS}
     lower, total = counts["lower"], len(verdicts)
     if lower == total:
@@ -96,25 +96,23 @@ def agreement(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
         verdict = "neither shown nor refuted here"
     found = listed([f"{count} {VERDICTS[kind]}" for kind, count in counts.items() if count])
     return (
-        f"Ours, each reading in each setting against JAGG, over the run: {found}, of {total} in all; "
+        f"Ours, each reading in each regime against JAGG, over the run: {found}, of {total} in all; "
         f"{verdict}."
     )
 
 
 def _show_efficiency(table: pd.DataFrame) -> None:
-    rows = [
-        (setting, *row) for setting in SETTINGS for row in efficiency_rows(table[table.setting == setting])
-    ]
+    rows = [(regime, *row) for regime in REGIMES for row in efficiency_rows(table[table.regime == regime])]
     print_table(
         "What a rise in reward cost",
-        ("setting", *EFFICIENCY),
+        ("regime", *EFFICIENCY),
         rows,
         "Passes are of one image at one step; forwards are all of them, priced by the cost model.",
     )
 
 
 def efficiency_rows(runs: pd.DataFrame) -> list[tuple[object, ...]]:
-    """Of one setting's runs, a row per arm under the headings `EFFICIENCY`."""
+    """Of one regime's runs, a row per arm under the headings `EFFICIENCY`."""
     rows: list[tuple[object, ...]] = []
     for arm in [arm for arm in ARMS if arm in set(runs.arm)]:
         of_arm = runs[runs.arm == arm]
@@ -142,14 +140,14 @@ def plot(csv: Path) -> Path:
 
     table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
     table = table[(table.metric == REWARD) & (table.outcome == OUTCOME) & (table.rates == "same")]
-    settings = [name for name in SETTINGS if name in set(table.setting)]
+    regimes = [name for name in REGIMES if name in set(table.regime)]
     theme()
     figure, axes = plt.subplots(
-        len(settings), 2, figsize=(12, 3.2 * len(settings) + 0.6), constrained_layout=True, squeeze=False
+        len(regimes), 2, figsize=(12, 3.2 * len(regimes) + 0.6), constrained_layout=True, squeeze=False
     )
-    for row, setting in zip(axes, settings, strict=True):
-        _contrast_panel(row[0], table[table.setting == setting], SETTINGS[setting].label)
-        _efficiency_panel(row[1], efficiency[efficiency.setting == setting])
+    for row, regime in zip(axes, regimes, strict=True):
+        _contrast_panel(row[0], table[table.regime == regime], REGIMES[regime].label)
+        _efficiency_panel(row[1], efficiency[efficiency.regime == regime])
     figure.suptitle(f"Paper: {paper.ABLATION.what} is {paper.ABLATION}. Measured here:", fontsize=10)
     target = csv.with_suffix(".png")
     return save(figure, target)

@@ -1,7 +1,7 @@
 """What the interpolation is worth: JAGG against exact, endpoints-only and equal-cost arms, by seed.
 
 Reads the convergence table's cells and trains those that are missing (`experiments.convergence.measure`).
-Contrasts, each paired by seed, per setting, metric and outcome:
+Contrasts, each paired by seed, per regime, metric and outcome:
 
 * JAGG minus exact, with an equivalence test;
 * endpoints-only, in each reading, minus JAGG: reported to be consistently worse;
@@ -11,7 +11,7 @@ Contrasts, each paired by seed, per setting, metric and outcome:
 The equivalence margin is a share of the exact baseline's own rise, seed by seed
 (`experiments.common.intervals`), set by ``--margin`` before any run, kept in the provenance, and refused if
 changed later. Column ``rates`` tells at which learning rates arms are compared: ``same``, the one at which a
-setting's arms were trained; where cells of others exist, also at each of these, such as ``×2``, and at every
+regime's arms were trained; where cells of others exist, also at each of these, such as ``×2``, and at every
 arm's own ``best``, which is chosen for every seed by the other seeds.
 
 ``ablation.csv`` holds the contrasts; ``ablation-efficiency.csv`` holds what a run's rise cost, in backwards,
@@ -42,7 +42,7 @@ from experiments.convergence.analysis import (
     runs,
     spent,
 )
-from experiments.convergence.arms import ArmName, SettingName
+from experiments.convergence.arms import ArmName, RegimeName
 from experiments.convergence.evaluation import REWARD
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
@@ -62,7 +62,7 @@ CONTRASTS: tuple[tuple[ArmName, ArmName], ...] = (
 COLUMNS: dict[str, type] = {
     "model": str,
     "algorithm": str,
-    "setting": str,
+    "regime": str,
     "metric": str,
     "outcome": str,
     "first": str,
@@ -78,11 +78,11 @@ COLUMNS: dict[str, type] = {
     "p_equivalence": float,
     "verdict": str,
 }
-KEY = ("setting", "metric", "outcome", "first", "second", "rates")
+KEY = ("regime", "metric", "outcome", "first", "second", "rates")
 EFFICIENCY_COLUMNS: dict[str, type] = {
     "model": str,
     "algorithm": str,
-    "setting": str,
+    "regime": str,
     "arm": str,
     "lr_factor": float,
     "seed": int,
@@ -91,7 +91,7 @@ EFFICIENCY_COLUMNS: dict[str, type] = {
     "forwards": float,
     "seconds": float,
 }
-EFFICIENCY_KEY = ("setting", "arm", "lr_factor", "seed")
+EFFICIENCY_KEY = ("regime", "arm", "lr_factor", "seed")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Config(convergence.Config):
 
     arms: tuple[ArmName, ...] = ()
     """ways to train; exact, jagg, endpoints-only readings and both subsets unless given; four with --quick"""
-    settings: tuple[SettingName, ...] = ()
+    regimes: tuple[RegimeName, ...] = ()
     """regimes in which the arms are compared; comfortable and sparse unless given, the first with --quick"""
     margin: float = MARGIN
     """share of the exact baseline's rise within which two arms count as equal"""
@@ -129,7 +129,7 @@ def _cells_config(config: Config) -> convergence.Config:
     values["arms"] = config.arms or (
         () if config.quick else ("exact", "jagg", *READINGS, "subset", "subset-paper")
     )
-    values["settings"] = config.settings or ("comfortable", "sparse")[: 1 if config.quick else 2]
+    values["regimes"] = config.regimes or ("comfortable", "sparse")[: 1 if config.quick else 2]
     return convergence.Config(**values)
 
 
@@ -166,7 +166,7 @@ def write(cells: Path, config: Config) -> None:
 
 
 def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]:
-    for setting, here in outcomes.groupby("setting", sort=False):
+    for regime, here in outcomes.groupby("regime", sort=False):
         main = main_rate(here)
         for rates, factors in _rates(here):
             for metric, of_metric in here.groupby("metric", sort=False):
@@ -180,7 +180,7 @@ def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]
                         row = _contrast(values, first, second, share)
                         if row:
                             yield {
-                                "setting": setting,
+                                "regime": regime,
                                 "metric": metric,
                                 "outcome": outcome,
                                 "rates": rates,
@@ -191,7 +191,7 @@ def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]
 
 
 def _rates(here: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The choices of learning rates in a setting: a name, and factors as seeds by arms."""
+    """The choices of learning rates in a regime: a name, and factors as seeds by arms."""
     main = main_rate(here)
     for factor in sorted(here.lr_factor.unique(), key=lambda factor: (factor != main, factor)):
         name = "same" if factor == main else f"×{factor:g}"

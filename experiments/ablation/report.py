@@ -24,7 +24,7 @@ from experiments.common.intervals import FEWEST, mean_and_half
 from experiments.common.markdown import counted, listed, signed
 from experiments.common.markdown import table as markdown_table
 from experiments.convergence.analysis import at_main_rate
-from experiments.convergence.arms import ALGORITHMS, ARMS, SETTINGS, described
+from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, described
 from experiments.convergence.evaluation import REWARD
 from experiments.convergence.figure import BASELINE, LEARNED, learning
 from repro.results import read
@@ -34,17 +34,17 @@ SHOWN_RATES = ("same", "best")
 
 
 def markdown(csv: Path) -> str:
-    """Tables of every setting, then what they say of the paper's ablation."""
+    """Tables of every regime, then what they say of the paper's ablation."""
     table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
     table = table[table.metric == REWARD]
     name = f"{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}"
     parts = []
-    for setting in [name for name in SETTINGS if name in set(table.setting)]:
-        runs = efficiency[efficiency.setting == setting]
+    for regime in [name for name in REGIMES if name in set(table.regime)]:
+        runs = efficiency[efficiency.regime == regime]
         parts += [
-            f"**{name}, {setting}** ({described(setting, runs.lr_factor.iloc[0])}): differences in reward, "
+            f"**{name}, {regime}** ({described(regime, runs.lr_factor.iloc[0])}): differences in reward, "
             f"paired by seed{_learned(runs)}:",
-            _contrasts(table[table.setting == setting]),
+            _contrasts(table[table.regime == regime]),
             "What the rise of an arm's reward cost:",
             markdown_table(EFFICIENCY, efficiency_rows(runs)),
         ]
@@ -84,7 +84,7 @@ def reported(first: str, second: str) -> str:
 
 
 def _learned(runs: pd.DataFrame) -> str:
-    """Whether the setting can tell arms apart at all."""
+    """Whether the regime can tell arms apart at all."""
     ratio = learning(runs[runs.arm == BASELINE].rise)
     if ratio >= LEARNED:
         return ""
@@ -98,7 +98,7 @@ def _learned(runs: pd.DataFrame) -> str:
 
 def _sentences(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
     reported = f"Reported of endpoints without interpolation: {paper.ABLATION.text}."
-    gains = [_gain(efficiency[efficiency.setting == setting]) for setting in SETTINGS]
+    gains = [_gain(efficiency[efficiency.regime == regime]) for regime in REGIMES]
     return " ".join(filter(None, [reported, agreement(table, efficiency), _of_subset(table), *gains]))
 
 
@@ -108,7 +108,7 @@ def _of_subset(table: pd.DataFrame) -> str:
     sentences = []
     for arm, cost in (("subset", "JAGG's cost"), ("subset-paper", "the cost of JAGG in the paper's layout")):
         of_arm = rows[rows["first"] == arm]
-        found = [f"{r.verdict} ({r.setting}, {counted(r.seeds, 'seed')})" for r in of_arm.itertuples()]
+        found = [f"{r.verdict} ({r.regime}, {counted(r.seeds, 'seed')})" for r in of_arm.itertuples()]
         if found:
             sentences.append(
                 f"Exact on fewer steps at {cost}, a control that is not among what is reported, minus JAGG: "
@@ -127,4 +127,4 @@ def _gain(runs: pd.DataFrame) -> str:
         ratios = (rise_per(by_arm["jagg"], column) / rise_per(by_arm[BASELINE], column)).dropna()
         mean, half = mean_and_half(ratios)
         found.append(f"{mean:.2f}{'' if pd.isna(half) else f'±{half:.2f}'} per {name}")
-    return f"JAGG's rise is {listed(found)} times exact's ({runs.setting.iloc[0]})."
+    return f"JAGG's rise is {listed(found)} times exact's ({runs.regime.iloc[0]})."

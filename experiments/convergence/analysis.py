@@ -19,14 +19,14 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.convergence.arms import SETTINGS, SettingName
+from experiments.convergence.arms import REGIMES, RegimeName
 from experiments.convergence.evaluation import REWARD
 from repro.errors import InputError
 from repro.results import provenance_path, read
 from repro.training.metrics import PHASES
 from repro.training.recipe import Recipe
 
-RUN = ["setting", "arm", "lr_factor", "seed"]
+RUN = ["regime", "arm", "lr_factor", "seed"]
 OUTCOMES = ("final", "curve")
 
 
@@ -37,7 +37,7 @@ def complete(csv: Path) -> pd.DataFrame:
         ValueError: if there are none.
     """
     table, steps = read(csv), config_of(csv)["steps"]
-    last = table.setting.map({name: steps * setting.steps for name, setting in SETTINGS.items()})
+    last = table.regime.map({name: steps * regime.steps for name, regime in REGIMES.items()})
     ends = [set(table[table.step == step].set_index(RUN).index) for step in (0, last)]
     rows = table[table.set_index(RUN).index.isin(ends[0] & ends[1])]
     if rows.empty:
@@ -51,10 +51,10 @@ def config_of(csv: Path) -> dict[str, Any]:
     return config
 
 
-def recipe_of(csv: Path, setting: SettingName) -> Recipe:
-    """The exact baseline's recipe in a setting of a table, from its provenance."""
+def recipe_of(csv: Path, regime: RegimeName) -> Recipe:
+    """The exact baseline's recipe in a regime of a table, from its provenance."""
     config = config_of(csv)
-    return SETTINGS[setting].change(Recipe(**{f.name: config[f.name] for f in fields(Recipe)}))
+    return REGIMES[regime].change(Recipe(**{f.name: config[f.name] for f in fields(Recipe)}))
 
 
 def runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -70,7 +70,7 @@ def runs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def main_rate(rows: pd.DataFrame) -> float:
-    """The learning rate's factor at which a setting's arms are compared, of rows with the columns of `RUN`.
+    """The learning rate's factor at which a regime's arms are compared, of rows with the columns of `RUN`.
 
     That at which most arms were trained; of several such factors 1, or the one with most runs.
     """
@@ -84,9 +84,9 @@ def main_rate(rows: pd.DataFrame) -> float:
 
 
 def at_main_rate(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of every setting's `main_rate`."""
-    main = {setting: main_rate(of_setting) for setting, of_setting in rows.groupby("setting")}
-    return rows[rows.lr_factor == rows.setting.map(main)]
+    """The rows of every regime's `main_rate`."""
+    main = {regime: main_rate(of_regime) for regime, of_regime in rows.groupby("regime")}
+    return rows[rows.lr_factor == rows.regime.map(main)]
 
 
 def differences(
@@ -102,7 +102,7 @@ def differences(
 
 
 def best_factors(outcomes: pd.DataFrame) -> pd.DataFrame:
-    """Every arm's own best learning rate (of one setting), seeds by arms: for each seed by the *other* seeds.
+    """Every arm's own best learning rate (of one regime), seeds by arms: for each seed by the *other* seeds.
 
     Chosen by the mean ``curve`` of the training reward, so that no seed both chooses a rate and is judged at
     it. Only of arms with several rates, over the seeds that all of these have, two or more.
@@ -148,20 +148,20 @@ def spent(csv: Path) -> pd.DataFrame:
 
 
 def _pace(joined: pd.DataFrame) -> pd.Series:
-    """What to multiply a run's seconds by: as if it sampled as fast as its setting's exact runs do (median).
+    """What to multiply a run's seconds by: as if it sampled as fast as its regime's exact runs do (median).
 
-    Sampling is the same work in all of a setting's runs, so how long it took tells how fast the machine was.
+    Sampling is the same work in all of a regime's runs, so how long it took tells how fast the machine was.
     It does not tell by how much updates were faster, which need not be the same: arms of equal forwards show
     what that leaves between them.
     """
     of_run = joined.groupby(RUN)[["rollout", "rollout_forwards"]].transform("sum")
     pace = of_run.rollout / of_run.rollout_forwards
-    reference = pace.where(joined.arm == "exact").groupby(joined.setting).transform("median")
+    reference = pace.where(joined.arm == "exact").groupby(joined.regime).transform("median")
     return (reference.fillna(pace) / pace).fillna(1.0)
 
 
 def totals(outcomes: pd.DataFrame, spending: pd.DataFrame) -> pd.DataFrame:
-    """What a run spent, the mean over seeds by (arm, lr_factor), of the runs in one setting's outcomes."""
+    """What a run spent, the mean over seeds by (arm, lr_factor), of the runs in one regime's outcomes."""
     of_runs = spending.merge(outcomes[RUN].drop_duplicates(), on=RUN).groupby(RUN)
     return of_runs[["seconds", "cost", "backwards"]].max().groupby(["arm", "lr_factor"]).mean()
 

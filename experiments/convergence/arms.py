@@ -1,8 +1,8 @@
-"""The cells of the convergence table: one training run for every setting, arm, learning rate and seed.
+"""The cells of the convergence table: one training run for every regime, arm, learning rate and seed.
 
-An *arm* is a way to spend the update's compute: a scheme, or fewer steps. A *setting* is a regime in which
+An *arm* is a way to spend the update's compute: a scheme, or fewer steps. A *regime* is a regime in which
 arms are compared: the comfortable one, one where a worse gradient should show, and off-policy ones. Both are
-changes of a recipe; all arms of a setting and a seed share start, prompts and noise.
+changes of a recipe; all arms of a regime and a seed share start, prompts and noise.
 
 Which cells the tables in results/ have, and by which commands, results/README.md tells.
 """
@@ -30,7 +30,7 @@ ArmName: TypeAlias = Literal[
     "timestep-fraction",
     "window",
 ]
-SettingName: TypeAlias = Literal["comfortable", "paper-eta", "sparse", "off-policy", "off-policy-corrected"]
+RegimeName: TypeAlias = Literal["comfortable", "paper-eta", "sparse", "off-policy", "off-policy-corrected"]
 
 
 ALGORITHMS: dict[str, str] = {"dance_grpo": "DanceGRPO", "flow_grpo_fast": "Flow-GRPO-Fast"}
@@ -91,13 +91,13 @@ ARMS: dict[ArmName, Arm] = {
 }
 
 
-def described(setting: SettingName, factor: float) -> str:
-    """A setting in words, with the learning rate's factor unless that is 1."""
-    return SETTINGS[setting].label + ("" if factor == 1 else f"; learning rate ×{factor:.3g}")
+def described(regime: RegimeName, factor: float) -> str:
+    """A regime in words, with the learning rate's factor unless that is 1."""
+    return REGIMES[regime].label + ("" if factor == 1 else f"; learning rate ×{factor:.3g}")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Regime:
     """One regime: a change of the baseline's recipe, and how much longer it is trained."""
 
     label: str
@@ -105,22 +105,22 @@ class Setting:
     steps: int = 1
 
 
-SETTINGS: dict[SettingName, Setting] = {
-    "comfortable": Setting("many images per update", lambda r: r),
-    "paper-eta": Setting(
+REGIMES: dict[RegimeName, Regime] = {
+    "comfortable": Regime("many images per update", lambda r: r),
+    "paper-eta": Regime(
         f"eta {paper.ETA}, else as comfortable",
         lambda r: replace(r, eta=paper.ETA.low),
     ),
-    "sparse": Setting(
+    "sparse": Regime(
         "few images per update, twice the learning rate, twice as long",
         lambda r: replace(r, images=min(r.images, 4), learning_rate=2 * r.learning_rate),
         steps=2,
     ),
-    "off-policy": Setting(
+    "off-policy": Regime(
         "4 updates per rollout, velocities recomputed, clip range 1e-4",
         lambda r: replace(r, updates=4, stale="recompute", clip_range=1e-4),
     ),
-    "off-policy-corrected": Setting(
+    "off-policy-corrected": Regime(
         "4 updates per rollout, velocities corrected, clip range 1e-4",
         lambda r: replace(r, updates=4, stale="correct", clip_range=1e-4),
     ),
@@ -130,7 +130,7 @@ SETTINGS: dict[SettingName, Setting] = {
 class Cell(NamedTuple):
     """One training run."""
 
-    setting: SettingName
+    regime: RegimeName
     arm: ArmName
     lr_factor: float
     seed: int
@@ -138,25 +138,25 @@ class Cell(NamedTuple):
     @property
     def name(self) -> str:
         """For file names and progress."""
-        return f"{self.setting}-{self.arm}-lr{self.lr_factor:g}-seed{self.seed}"
+        return f"{self.regime}-{self.arm}-lr{self.lr_factor:g}-seed{self.seed}"
 
     def recipe(self, base: Recipe) -> Recipe:
         """The run's recipe, from the baseline's.
 
         Raises:
-            ValueError: the arm does not go with the setting or the baseline.
+            ValueError: the arm does not go with the regime or the baseline.
         """
-        recipe = ARMS[self.arm].change(SETTINGS[self.setting].change(base))
+        recipe = ARMS[self.arm].change(REGIMES[self.regime].change(base))
         recipe = replace(recipe, learning_rate=recipe.learning_rate * self.lr_factor)
         try:
             recipe.validate()
         except ValueError as error:
-            raise InputError(f"{self.setting} {self.arm}: {error}, or --arms that go with it") from None
+            raise InputError(f"{self.regime} {self.arm}: {error}, or --arms that go with it") from None
         return recipe
 
     def steps(self, base: int) -> int:
-        """The run's training steps, where the comfortable setting makes `base`."""
-        return base * SETTINGS[self.setting].steps
+        """The run's training steps, where the comfortable regime makes `base`."""
+        return base * REGIMES[self.regime].steps
 
 
 def arms_of(algorithm: Algorithm) -> tuple[ArmName, ...]:
@@ -165,7 +165,7 @@ def arms_of(algorithm: Algorithm) -> tuple[ArmName, ...]:
 
 
 def plan_cells(
-    settings: tuple[SettingName, ...],
+    regimes: tuple[RegimeName, ...],
     arms: tuple[ArmName, ...],
     lr_factors: tuple[float, ...],
     first_seed: int,
@@ -175,9 +175,9 @@ def plan_cells(
     """The cells in the order they are trained: seed by seed, so that an early stop leaves complete pairs."""
     count = {arm: seeds if ARMS[arm].claim else min(seeds, fewer_seeds) for arm in arms}
     return [
-        Cell(setting, arm, factor, first_seed + k)
+        Cell(regime, arm, factor, first_seed + k)
         for k in range(seeds)
-        for setting in dict.fromkeys(settings)
+        for regime in dict.fromkeys(regimes)
         for factor in dict.fromkeys(lr_factors)
         for arm in dict.fromkeys(arms)
         if k < count[arm]

@@ -29,7 +29,7 @@ from experiments.convergence.analysis import (
     spent,
     totals,
 )
-from experiments.convergence.arms import ALGORITHMS, ARMS, SETTINGS, described
+from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, described
 from experiments.convergence.evaluation import DIVERSITY, REWARD
 from repro.console import print_table
 from repro.rewards import SCORERS
@@ -40,16 +40,16 @@ LEARNED = 3
 
 
 def show(csv: Path) -> None:
-    """Print, per setting, how far every arm rose, its difference from the exact one, and what it cost."""
+    """Print, per regime, how far every arm rose, its difference from the exact one, and what it cost."""
     table, spending = complete(csv), spent(csv)
     outcomes = runs(table)
-    for setting in [name for name in SETTINGS if name in set(outcomes.setting)]:
-        here = outcomes[outcomes.setting == setting]
-        _show_setting(table, here, spending, setting)
+    for regime in [name for name in REGIMES if name in set(outcomes.regime)]:
+        here = outcomes[outcomes.regime == regime]
+        _show_regime(table, here, spending, regime)
     offpolicy_report.show(csv)
 
 
-def _show_setting(table: pd.DataFrame, here: pd.DataFrame, spending: pd.DataFrame, setting: str) -> None:
+def _show_regime(table: pd.DataFrame, here: pd.DataFrame, spending: pd.DataFrame, regime: str) -> None:
     metrics = [m for m in table.metric.unique() if m != REWARD]
     total = totals(here, spending)
     rows = []
@@ -72,7 +72,7 @@ def _show_setting(table: pd.DataFrame, here: pd.DataFrame, spending: pd.DataFram
         )
     model, algorithm = table.model.iloc[0], table.algorithm.iloc[0]
     print_table(
-        f"{model}, {algorithm}, {setting}: rise on evaluation prompts (± is a 95 % interval over seeds)",
+        f"{model}, {algorithm}, {regime}: rise on evaluation prompts (± is a 95 % interval over seeds)",
         ("arm", "seeds", REWARD, "/ spread", "minus exact", *map(short, metrics), "seconds", "forwards"),
         rows,
         " ".join((learning_sentence(here), hacking_sentence(here), f"Paper: {paper.QUALITY}.")),
@@ -86,7 +86,7 @@ def choices(outcomes: pd.DataFrame) -> list[tuple]:
 
 
 def of_baseline(here: pd.DataFrame) -> pd.DataFrame:
-    """The exact baseline's runs at the setting's main learning rate, of one setting's outcomes."""
+    """The exact baseline's runs at the regime's main learning rate, of one regime's outcomes."""
     return here[(here.arm == BASELINE) & (here.lr_factor == main_rate(here))]
 
 
@@ -143,7 +143,7 @@ def short(metric: str) -> str:
 
 
 def plot(csv: Path) -> Path:
-    """Redraw ``convergence.png`` beside the CSV, at every setting's main learning rate.
+    """Redraw ``convergence.png`` beside the CSV, at every regime's main learning rate.
 
     Besides, where there are several rates, ``convergence-rates.png``; where pictures were kept,
     ``convergence-samples.png``; where rollouts had several updates, ``convergence-offpolicy.png``.
@@ -155,16 +155,16 @@ def plot(csv: Path) -> Path:
 
     complete_runs, spending = complete(csv), spent(csv)
     table = at_main_rate(complete_runs)
-    settings = [name for name in SETTINGS if name in set(table.setting)]
+    regimes = [name for name in REGIMES if name in set(table.regime)]
     theme()
     figure, axes = plt.subplots(
-        len(settings), 4, figsize=(16, 3.6 * len(settings) + 1), constrained_layout=True, squeeze=False
+        len(regimes), 4, figsize=(16, 3.6 * len(regimes) + 1), constrained_layout=True, squeeze=False
     )
-    for row, setting in zip(axes, settings, strict=True):
-        here = table[table.setting == setting]
+    for row, regime in zip(axes, regimes, strict=True):
+        here = table[table.regime == regime]
         reward = here[here.metric == REWARD]
         factor = here.lr_factor.iloc[0]
-        title = textwrap.fill(described(setting, factor), 50)
+        title = textwrap.fill(described(regime, factor), 50)
         _curves(row[0], curve_points(reward, spending, "step"))
         row[0].set(xlabel="training step", ylabel="reward, evaluation prompts", title=title)
         _curves(row[1], curve_points(reward, spending, "seconds"))
@@ -253,13 +253,13 @@ def _others(axis, here: pd.DataFrame) -> None:
 
 
 def _plot_samples(csv: Path, table: pd.DataFrame, plt) -> None:
-    """Before and after, the same prompts and noise, of the first seed; a row an arm of the first setting."""
+    """Before and after, the same prompts and noise, of the first seed; a row an arm of the first regime."""
     folder = csv.parent / "samples"
-    setting = next(name for name in SETTINGS if name in set(table.setting))
-    factor = table[table.setting == setting].lr_factor.iloc[0]
-    strips = [("before", path) for path in sorted(folder.glob(f"{setting}-*-step0.png"))[:1]]
+    regime = next(name for name in REGIMES if name in set(table.regime))
+    factor = table[table.regime == regime].lr_factor.iloc[0]
+    strips = [("before", path) for path in sorted(folder.glob(f"{regime}-*-step0.png"))[:1]]
     for arm, what in ARMS.items():
-        after = sorted(folder.glob(f"{setting}-{arm}-lr{factor:g}-seed*-step[1-9]*.png"))
+        after = sorted(folder.glob(f"{regime}-{arm}-lr{factor:g}-seed*-step[1-9]*.png"))
         strips += [(what.label, path) for path in after[:1]]
     if len(strips) < 2:
         return

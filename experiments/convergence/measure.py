@@ -6,7 +6,7 @@ Three tables are written, all keyed by cell and step:
 * ``convergence-training.csv``: what every training step saw (`repro.training.metrics`);
 * ``convergence-timings.csv``: its seconds per phase, apart, so that the other two are the same in every run.
 
-Cells resume one by one, a cell from its last checkpoint. What chooses cells (arms, settings, seeds, learning
+Cells resume one by one, a cell from its last checkpoint. What chooses cells (arms, regimes, seeds, learning
 rates) is no part of the tables' identity: later sessions add cells to the same tables.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.inputs import Model, load_model, load_prompts, load_scorer
-from experiments.convergence.arms import ArmName, Cell, SettingName, arms_of, plan_cells
+from experiments.convergence.arms import ArmName, Cell, RegimeName, arms_of, plan_cells
 from experiments.convergence.evaluation import Evaluator, load_evaluation_prompts
 from experiments.convergence.figure import plot, show
 from experiments.convergence.start import BUNDLED_NOISE, check_noise
@@ -55,7 +55,7 @@ TABLES: dict[str, tuple[dict[str, type], tuple[str, ...]]] = {
 }
 MERGED_FOLDERS = ("samples", "policies")
 
-CHOICES = ("arms", "settings", "lr_factors", "seeds", "fewer_seeds", "checkpoint_every", "log", "save")
+CHOICES = ("arms", "regimes", "lr_factors", "seeds", "fewer_seeds", "checkpoint_every", "log", "save")
 """Fields of the configuration that choose cells, or leave their results as they are."""
 
 
@@ -71,7 +71,7 @@ class Config:
     """four arms, at most two seeds, 6 steps and 8 evaluation prompts, into results/quick"""
     arms: tuple[ArmName, ...] = ()
     """ways to train; all that the algorithm has unless given"""
-    settings: tuple[SettingName, ...] = ("comfortable",)
+    regimes: tuple[RegimeName, ...] = ("comfortable",)
     """regimes in which the arms are compared"""
     lr_factors: tuple[float, ...] = (1.0,)
     """multiples of the recipe's learning rate"""
@@ -82,7 +82,7 @@ class Config:
     steps: int = 16
     """training steps"""
     evaluate_every: int = 4
-    """training steps between two evaluations; as many times more where a setting trains longer"""
+    """training steps between two evaluations; as many times more where a regime trains longer"""
     start_noise: float | None = None
     """noise on every weight matrix of the start, in its standard deviations; 0.6 for models of the bundled
     size, which have little to learn without, and 0 for others unless given"""
@@ -240,14 +240,14 @@ def _cells(config: Config, base: Recipe, ranks: Ranks) -> list[Cell]:
         raise InputError(f"{config.algorithm} has no arm {unknown[0]}, expected some of {', '.join(known)}")
     if config.recipe.scheme is not None or config.recipe.subset_steps is not None:
         raise InputError("--scheme and --subset-steps are what the arms differ in: choose some with --arms")
-    for name in ("settings", "lr_factors"):
+    for name in ("regimes", "lr_factors"):
         if not getattr(config, name):
             raise InputError(f"{name} is empty, expected at least one")
     for name in ("steps", "evaluate_every", "checkpoint_every", "seeds", "fewer_seeds"):
         if getattr(config, name) < 1:
             raise InputError(f"{name} is {getattr(config, name)}, expected at least 1")
     cells = plan_cells(
-        config.settings,
+        config.regimes,
         config.arms or known,
         config.lr_factors,
         config.seed,

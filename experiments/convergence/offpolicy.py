@@ -2,7 +2,7 @@
 
 Later updates of a rollout are off-policy: importance ratios leave 1, the clip begins to act, and the
 rollout's velocities are stale. They are forwarded again, without gradient, or corrected from the anchors. All
-this is in ``convergence-training.csv``, of settings in which a training step makes several updates.
+this is in ``convergence-training.csv``, of regimes in which a training step makes several updates.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pandas as pd
 
 from experiments.common.figures import save
 from experiments.convergence.analysis import at_main_rate
-from experiments.convergence.arms import ARMS, SETTINGS
+from experiments.convergence.arms import ARMS, REGIMES
 from repro.console import print_table
 from repro.results import read
 
@@ -32,13 +32,13 @@ def load(csv: Path) -> pd.DataFrame:
 
 
 def show(csv: Path) -> None:
-    """Print them by setting and arm; nothing if there are none."""
+    """Print them by regime and arm; nothing if there are none."""
     table = load(csv)
     if table.empty:
         return
     rows = [
         (
-            setting,
+            regime,
             ARMS[arm].label,
             of_arm.seed.nunique(),
             float(of_arm.ratio_deviation.median()),
@@ -46,21 +46,21 @@ def show(csv: Path) -> None:
             float(of_arm.clip_fraction.mean()),
             float(of_arm.extra_forwards.mean()),
         )
-        for (setting, arm), of_arm in table.groupby(["setting", "arm"], sort=False)
+        for (regime, arm), of_arm in table.groupby(["regime", "arm"], sort=False)
     ]
     print_table(
         "Several updates per rollout: how far off-policy they are",
-        ("setting", "arm", "seeds", "|ratio - 1|, median", "largest", *list(PANELS.values())[1:]),
+        ("regime", "arm", "seeds", "|ratio - 1|, median", "largest", *list(PANELS.values())[1:]),
         rows,
         "|ratio - 1| is a training step's largest, over its updates, steps and images. Stale velocities that "
         "are corrected, not recomputed, need no forwards without gradient.",
     )
 
 
-def sentence(csv: Path, setting: str) -> str:
-    """The same of one setting, for README; empty where every rollout has one update."""
+def sentence(csv: Path, regime: str) -> str:
+    """The same of one regime, for README; empty where every rollout has one update."""
     table = load(csv)
-    table = table[table.setting == setting]
+    table = table[table.regime == regime]
     found = [
         f"{ARMS[arm].label}: |ratio - 1| reached {of_arm.ratio_deviation.max():.2g}, "
         f"{100 * of_arm.clip_fraction.mean():.0f} % were clipped, a backward took "
@@ -83,12 +83,12 @@ def plot(csv: Path) -> None:
     table = load(csv)
     if table.empty:
         return
-    settings = [name for name in SETTINGS if name in set(table.setting)]
+    regimes = [name for name in REGIMES if name in set(table.regime)]
     figure, axes = plt.subplots(
-        len(settings), len(PANELS), figsize=(13, 3.2 * len(settings)), constrained_layout=True, squeeze=False
+        len(regimes), len(PANELS), figsize=(13, 3.2 * len(regimes)), constrained_layout=True, squeeze=False
     )
-    for row, setting in zip(axes, settings, strict=True):
-        here = table[table.setting == setting]
+    for row, regime in zip(axes, regimes, strict=True):
+        here = table[table.regime == regime]
         for axis, (column, name) in zip(row, PANELS.items(), strict=True):
             for number, (arm, what) in enumerate(ARMS.items()):
                 curve = here[here.arm == arm].groupby("step")[column].mean()
@@ -96,6 +96,6 @@ def plot(csv: Path) -> None:
                     axis.plot(curve.index, curve, color=f"C{number}", label=what.label, linewidth=1.3)
             axis.set(xlabel="training step", ylabel=name)
         row[0].set_yscale("log")
-        row[1].set_title(SETTINGS[setting].label, fontsize=9)
+        row[1].set_title(REGIMES[regime].label, fontsize=9)
         row[2].legend(fontsize=6.5)
     save(figure, csv.with_name("convergence-offpolicy.png"))

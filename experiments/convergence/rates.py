@@ -14,33 +14,33 @@ import pandas as pd
 from experiments.common.figures import save
 from experiments.common.markdown import counted
 from experiments.convergence.analysis import runs
-from experiments.convergence.arms import ALGORITHMS, ARMS, SETTINGS
+from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES
 from experiments.convergence.evaluation import REWARD
 
 
 def plot(csv: Path, table: pd.DataFrame) -> None:
     """Redraw ``convergence-rates.png`` beside the CSV, from its complete runs; nothing with one rate only.
 
-    A row a setting: the reward of its arm with most rates at each of them, and every arm's rise against the
+    A row a regime: the reward of its arm with most rates at each of them, and every arm's rise against the
     rate.
     """
     import matplotlib.pyplot as plt
 
     rewards = table[table.metric == REWARD]
-    several = rewards.groupby("setting").lr_factor.nunique() > 1
-    settings = [name for name in SETTINGS if several.get(name, False)]
-    if not settings:
+    several = rewards.groupby("regime").lr_factor.nunique() > 1
+    regimes = [name for name in REGIMES if several.get(name, False)]
+    if not regimes:
         return
     figure, axes = plt.subplots(
-        len(settings), 2, figsize=(9, 3.1 * len(settings) + 0.5), constrained_layout=True, squeeze=False
+        len(regimes), 2, figsize=(9, 3.1 * len(regimes) + 0.5), constrained_layout=True, squeeze=False
     )
     factors = sorted(rewards.lr_factor.unique())
-    for row, setting in zip(axes, settings, strict=True):
-        here = rewards[rewards.setting == setting]
+    for row, regime in zip(axes, regimes, strict=True):
+        here = rewards[rewards.regime == regime]
         counts = here.groupby("arm").lr_factor.nunique()
         arm = max((arm for arm in ARMS if arm in counts), key=lambda arm: counts[arm])
         _curves(row[0], here[here.arm == arm], factors)
-        row[0].set_title(f"{SETTINGS[setting].label}: {ARMS[arm].label}", fontsize=9)
+        row[0].set_title(f"{REGIMES[regime].label}: {ARMS[arm].label}", fontsize=9)
         _rises(row[1], runs(here))
         row[1].set_xticks(factors, [f"×{factor:.3g}" for factor in factors])
     # Settings side by side: what hardly learned must not look like what did.

@@ -1,6 +1,6 @@
-"""Convergence tables as Markdown, for README: per setting a table of arms, and what it says of the paper.
+"""Convergence tables as Markdown, for README: per regime a table of arms, and what it says of the paper.
 
-Everything is computed from the CSVs alone. Arms are compared at the setting's main learning rate.
+Everything is computed from the CSVs alone. Arms are compared at the regime's main learning rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from experiments.convergence.analysis import (
     spent,
     totals,
 )
-from experiments.convergence.arms import ALGORITHMS, ARMS, SETTINGS, ArmName, described
+from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, ArmName, described
 from experiments.convergence.evaluation import REWARD
 from experiments.convergence.figure import (
     BASELINE,
@@ -49,32 +49,32 @@ STABILITY = 6
 
 
 def markdown(csv: Path) -> str:
-    """Tables and sentences of every setting with complete runs."""
+    """Tables and sentences of every regime with complete runs."""
     table, spending = complete(csv), spent(csv)
     all_rates = runs(table)
     outcomes = at_main_rate(all_rates)
     parts = []
-    for setting in [name for name in SETTINGS if name in set(outcomes.setting)]:
-        here = outcomes[outcomes.setting == setting]
-        rate, steps = main_rate(here), table[table.setting == setting].step.max()
+    for regime in [name for name in REGIMES if name in set(outcomes.regime)]:
+        here = outcomes[outcomes.regime == regime]
+        rate, steps = main_rate(here), table[table.regime == regime].step.max()
         heading = (
-            f"**{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}, {setting}** "
-            f"({described(setting, rate)}), {sampling_words(recipe_of(csv, setting))}, {start_words(csv)}: "
+            f"**{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}, {regime}** "
+            f"({described(regime, rate)}), {sampling_words(recipe_of(csv, regime))}, {start_words(csv)}: "
             f"rise on evaluation prompts in {steps} training steps"
         )
         parts += [f"{heading}:", _table(here, spending), _sentences(here)]
-        rates = rates_sentence(all_rates[all_rates.setting == setting])
-        parts += filter(None, [rates, offpolicy_report.sentence(csv, setting)])
+        rates = rates_sentence(all_rates[all_rates.regime == regime])
+        parts += filter(None, [rates, offpolicy_report.sentence(csv, regime)])
     return "\n\n".join(parts)
 
 
-def rates_sentence(of_setting: pd.DataFrame) -> str:
+def rates_sentence(of_regime: pd.DataFrame) -> str:
     """At which learning rate the reward over the run rose most, by arm; empty where one rate alone was tried.
 
     Over the seeds that all of an arm's rates have. Each arm at its best rate is the ablation's to compare.
     """
     best: dict[tuple, list[str]] = {}
-    reward = of_setting[of_setting.metric == REWARD]
+    reward = of_regime[of_regime.metric == REWARD]
     for arm in [arm for arm in ARMS if arm in set(reward.arm)]:
         wide = reward[reward.arm == arm].pivot(index="seed", columns="lr_factor", values="curve").dropna()
         if wide.shape[1] > 1 and not wide.empty:

@@ -15,7 +15,7 @@ from experiments.common.intervals import FEWEST, mean_and_half
 from experiments.common.markdown import counted, signed
 from experiments.common.markdown import table as markdown_table
 from experiments.convergence.analysis import complete, recipe_of, runs
-from experiments.convergence.arms import ALGORITHMS, SETTINGS, SettingName
+from experiments.convergence.arms import ALGORITHMS, REGIMES, RegimeName
 from experiments.convergence.evaluation import REWARD
 from experiments.convergence.figure import BASELINE, LEARNED, learning
 from experiments.convergence.report import start_words
@@ -23,7 +23,7 @@ from repro.errors import InputError
 
 
 def markdown(csv: Path) -> str:
-    """The rise by setting and learning rate, and whether training learns at the early code's eta.
+    """The rise by regime and learning rate, and whether training learns at the early code's eta.
 
     Raises:
         ValueError: no complete run of the exact baseline.
@@ -34,25 +34,25 @@ def markdown(csv: Path) -> str:
         raise InputError(f"{csv} has no complete run of arm {BASELINE} yet: train one, it is what is swept")
     outcomes = runs(table)
     factors = sorted(outcomes.lr_factor.unique())
-    cells = {key: rows["final"] for key, rows in outcomes.groupby(["setting", "lr_factor"])}
-    settings = [name for name in SETTINGS if name in set(outcomes.setting)]
+    cells = {key: rows["final"] for key, rows in outcomes.groupby(["regime", "lr_factor"])}
+    regimes = [name for name in REGIMES if name in set(outcomes.regime)]
     rows = []
-    for setting in settings:
-        recipe = recipe_of(csv, setting)
-        found = [cells.get((setting, factor), pd.Series(dtype=float)) for factor in factors]
+    for regime in regimes:
+        recipe = recipe_of(csv, regime)
+        found = [cells.get((regime, factor), pd.Series(dtype=float)) for factor in factors]
         rows.append(
             (
-                SETTINGS[setting].label,
+                REGIMES[regime].label,
                 f"{recipe.prompts} × {recipe.images}",
                 f"{recipe.eta:g}",
                 f"{recipe.learning_rate:.3g}",
-                table[table.setting == setting].step.max(),
+                table[table.regime == regime].step.max(),
                 " or ".join(sorted({str(len(rises)) for rises in found if len(rises)})),
                 *(signed(*mean_and_half(rises)) for rises in found),
             )
         )
     headings = (
-        "setting",
+        "regime",
         "images",
         "eta",
         "rate ×1",
@@ -71,15 +71,15 @@ def markdown(csv: Path) -> str:
 
 def _sentences(outcomes: pd.DataFrame, eta: float) -> list[str]:
     """Whether each noise level and regime learns, at its best learning rate of those tried."""
-    names: dict[SettingName, str] = {
+    names: dict[RegimeName, str] = {
         "paper-eta": f"The early code's eta {paper.ETA.low:g}",
         "comfortable": f"Our eta {eta:g}",
         "sparse": "Few images per update",
     }
     return [
-        _learns(name, outcomes[outcomes.setting == setting])
-        for setting, name in names.items()
-        if setting in set(outcomes.setting)
+        _learns(name, outcomes[outcomes.regime == regime])
+        for regime, name in names.items()
+        if regime in set(outcomes.regime)
     ]
 
 

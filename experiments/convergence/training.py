@@ -27,7 +27,7 @@ from repro.training.trainer import Trainer, train
 if TYPE_CHECKING:
     from experiments.convergence.measure import Config
 
-CELL: dict[str, type] = {"setting": str, "arm": str, "lr_factor": float, "seed": int}
+CELL: dict[str, type] = {"regime": str, "arm": str, "lr_factor": float, "seed": int}
 COLUMNS: dict[str, type] = {
     "model": str,
     "algorithm": str,

@@ -1,4 +1,4 @@
-"""What the cosine table measures: its configuration, and the settings that vary one thing at a time."""
+"""What the cosine table measures: its configuration, and the variants that vary one thing at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from repro.core.schemes.groups import Groups, equal_span_groups, equal_step_grou
 from repro.core.sde import shifted_sigmas
 from repro.errors import InputError
 
-SettingName = Literal["base", "eta-0.7", "eta-1", "W-5", "W-10", "equal-span", "shift-1", "bfloat16"]
+VariantName = Literal["base", "eta-0.7", "eta-1", "W-5", "W-10", "equal-span", "shift-1", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Config:
     model: str = "tiny-flux"
     """bundled model (tiny-flux, tiny-qwen-image), diffusers folder, or hub id"""
     quick: bool = False
-    """the base setting on 3 prompts, into results/quick"""
-    settings: tuple[SettingName, ...] = get_args(SettingName)
+    """the base variant on 3 prompts, into results/quick"""
+    variants: tuple[VariantName, ...] = get_args(VariantName)
     """which variations to measure; each differs from the base in one thing"""
     prompts: int = 16
     """prompts in the batch"""
@@ -61,7 +61,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Variant:
     """One block of the table: everything that may differ from the base."""
 
     name: str
@@ -92,8 +92,8 @@ class Setting:
         return equal_step_groups(self.n_steps, self.group_size)
 
 
-def settings(config: Config) -> list[Setting]:
-    """The settings that ``config`` asks for, checked.
+def variants(config: Config) -> list[Variant]:
+    """The variants that ``config`` asks for, checked.
 
     Raises:
         ValueError: one that does not fit.
@@ -105,10 +105,10 @@ def settings(config: Config) -> list[Setting]:
         )
     if config.eta <= 0:
         raise InputError(f"eta is {config.eta:g}: without noise a transition has no density; take it above 0")
-    base = Setting("base", config.prompts, config.sampling_steps, config.eta, config.group_size, config.shift)
+    base = Variant("base", config.prompts, config.sampling_steps, config.eta, config.group_size, config.shift)
     # On a CPU without hardware for it, bfloat16 is some 40 times slower: two prompts have to do.
     few = min(config.prompts, 2) if config.device == "cpu" else config.prompts
-    variations = {
+    all_variants = {
         "base": base,
         "eta-0.7": replace(base, eta=0.7),
         "eta-1": replace(base, eta=1.0),
@@ -118,12 +118,12 @@ def settings(config: Config) -> list[Setting]:
         "shift-1": replace(base, shift=1.0),
         "bfloat16": replace(base, dtype=torch.bfloat16, prompts=few),
     }
-    chosen = [replace(variations[name], name=name) for name in dict.fromkeys(config.settings)]
+    chosen = [replace(all_variants[name], name=name) for name in dict.fromkeys(config.variants)]
     if not chosen:
-        raise InputError(f"--settings names none: pass some of {', '.join(variations)}, or leave it out")
-    for setting in chosen:
+        raise InputError(f"--variants names none: pass some of {', '.join(all_variants)}, or leave it out")
+    for variant in chosen:
         try:  # before a model is loaded
-            assert setting.groups
+            assert variant.groups
         except ValueError as error:
-            raise InputError(f"setting {setting.name}: {error}; --settings chooses others") from None
+            raise InputError(f"variant {variant.name}: {error}; --variants chooses others") from None
     return chosen

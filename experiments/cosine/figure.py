@@ -41,19 +41,19 @@ def plot(csv: Path) -> Path:
     import seaborn as sns
 
     table = read(csv)
-    if missing := {"setting", "scheme", "unit", "cosine"} - set(table.columns):
+    if missing := {"variant", "scheme", "unit", "cosine"} - set(table.columns):
         raise InputError(f"{csv} is no cosine table (it has no column {min(missing)}): name one")
     jagg = table[table.scheme == JAGG]
     sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
     figure, axes = plt.subplots(2, 4, figsize=(15, 6.8), constrained_layout=True)
-    _schemes(axes[0, 0], table[table.setting == "base"])
-    _units(axes[0, 1], jagg[jagg.setting == "base"])
-    _settings(axes[0, 2], jagg, ("base", "W-5", "W-10"), "W = {steps}", "group size")
-    _settings(axes[0, 3], jagg, ("base", "eta-0.7", "eta-1"), "eta {eta:g}", "noise of the SDE")
+    _schemes(axes[0, 0], table[table.variant == "base"])
+    _units(axes[0, 1], jagg[jagg.variant == "base"])
+    _variants(axes[0, 2], jagg, ("base", "W-5", "W-10"), "W = {steps}", "group size")
+    _variants(axes[0, 3], jagg, ("base", "eta-0.7", "eta-1"), "eta {eta:g}", "noise of the SDE")
     cuts = ("base", "equal-span", "shift-1")
-    _settings(axes[1, 0], jagg, cuts, "shift {shift:g} ({setting})", "noise level, span held equal")
+    _variants(axes[1, 0], jagg, cuts, "shift {shift:g} ({variant})", "noise level, span held equal")
     _spans(axes[1, 1], jagg)
-    _training(axes[1, 2], csv, jagg[jagg.setting == "base"])
+    _training(axes[1, 2], csv, jagg[jagg.variant == "base"])
     _precision(axes[1, 3], jagg)
     title = f"JAGG's gradient against the exact one on {table.model.iloc[0]}, measured here"
     figure.suptitle("\n".join([title, *caveats(table.model.iloc[0])]), fontsize=11)
@@ -101,27 +101,27 @@ def _units(axis: Any, base: pd.DataFrame) -> None:
     _finish(axis, GROUP_AXIS, "JAGG, by what is summed")
 
 
-def _settings(axis: Any, jagg: pd.DataFrame, settings: Sequence[str], label: str, title: str) -> None:
-    """Several settings against the noise level at the middle of each group; ``label`` formats a row."""
-    for setting in settings:
+def _variants(axis: Any, jagg: pd.DataFrame, variants: Sequence[str], label: str, title: str) -> None:
+    """Several variants against the noise level at the middle of each group; ``label`` formats a row."""
+    for variant in variants:
         # Groups of one or two steps are exact, which a logarithmic axis cannot show.
-        rows = jagg[(jagg.setting == setting) & (jagg.steps > 2)]
+        rows = jagg[(jagg.variant == variant) & (jagg.steps > 2)]
         if len(rows):
             middles = rows.groupby("group")[["sigma_first", "sigma_last"]].first().mean(axis=1)
             _, estimates = _by_group(rows, lambda at: batch_estimate(at, "cosine"))
             _line(axis, middles, estimates, label.format(**rows.iloc[0]))
-    _finish(axis, "sigma at the group's middle", title, measured=set(settings) <= set(jagg.setting))
+    _finish(axis, "sigma at the group's middle", title, measured=set(variants) <= set(jagg.variant))
     axis.invert_xaxis()
 
 
 def _spans(axis: Any, jagg: pd.DataFrame) -> None:
-    """Every group of every setting: what is lost against the span of sigma that is interpolated over."""
+    """Every group of every variant: what is lost against the span of sigma that is interpolated over."""
     from matplotlib.ticker import NullFormatter
 
     rows = jagg[(jagg.steps > 2) & (jagg.unit == "batch")]
-    for (setting, steps), at in rows.groupby(["setting", "steps"]):
-        if setting in ("base", "equal-span", "shift-1", "W-10", "W-5"):
-            axis.scatter(at.sigma_span, 1 - at.cosine, s=14, label=f"{setting}, {steps} steps")
+    for (variant, steps), at in rows.groupby(["variant", "steps"]):
+        if variant in ("base", "equal-span", "shift-1", "W-10", "W-5"):
+            axis.scatter(at.sigma_span, 1 - at.cosine, s=14, label=f"{variant}, {steps} steps")
     axis.set_xscale("log")
     axis.xaxis.set_minor_formatter(NullFormatter())  # its labels would overlap
     _finish(axis, "span of sigma between the ends", "all groups, against their span", measured=True)
@@ -129,7 +129,7 @@ def _spans(axis: Any, jagg: pd.DataFrame) -> None:
 
 def _training(axis: Any, csv: Path, base: pd.DataFrame) -> None:
     others = [read(path) for path in csv.parent.parent.glob(f"{csv.parent.name}-step-*/{csv.name}")]
-    tables = [base, *(t[(t.setting == "base") & (t.scheme == JAGG)] for t in others)]
+    tables = [base, *(t[(t.variant == "base") & (t.scheme == JAGG)] for t in others)]
     for rows in sorted(tables, key=lambda t: t.training_steps.iloc[0]) if others else ():
         xs, estimates = _by_group(rows, lambda at: batch_estimate(at, "cosine"))
         _line(axis, xs, estimates, f"{int(rows.training_steps.iloc[0]):,} training steps")
@@ -139,8 +139,8 @@ def _training(axis: Any, csv: Path, base: pd.DataFrame) -> None:
 
 def _precision(axis: Any, jagg: pd.DataFrame) -> None:
     """bfloat16 and float32 on the prompts that both were measured on."""
-    rows = jagg[(jagg.unit == "prompt") & jagg.setting.isin(["base", "bfloat16"])]
-    shared = set(rows.unit_id[rows.setting == "bfloat16"])
+    rows = jagg[(jagg.unit == "prompt") & jagg.variant.isin(["base", "bfloat16"])]
+    shared = set(rows.unit_id[rows.variant == "bfloat16"])
     for dtype, at in rows[rows.unit_id.isin(shared)].groupby("dtype"):
         xs, estimates = _by_group(at, lambda g: mean_estimate(g, "cosine", "prompt"))
         _line(

@@ -2,7 +2,7 @@
 
 One batch of prompts is sampled, scored and turned into advantages; then, for every group of steps, all
 products J_a^T s_j that any scheme needs are measured once (`repro.core.similarity`), and every scheme's
-cosine follows from their inner products. A *setting* changes one thing against the base (the paper's): eta,
+cosine follows from their inner products. A *variant* changes one thing against the base (the paper's): eta,
 W, the cut into groups, the shift of the schedule, the precision. Each is measured for
 
 - ``sample``: single images,
@@ -30,7 +30,7 @@ from torch import Tensor
 from experiments.common.inputs import load_model, load_prompts, load_scorer
 from experiments.cosine import figure as cosine_figure
 from experiments.cosine import report as cosine_report
-from experiments.cosine.config import Config, Setting, settings
+from experiments.cosine.config import Config, Variant, variants
 from repro.console import note, progress
 from repro.core.grpo import ClippedSurrogate
 from repro.core.rollout import reindex
@@ -43,7 +43,7 @@ from repro.distributed import fsdp
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
 from repro.models import Backbone, bind
-from repro.provenance import collect
+from repro.provenance import collect, plain
 from repro.rewards import local_path
 from repro.shared_table import SharedTable
 from repro.training.experience import Experience, gather
@@ -55,7 +55,7 @@ plot = cosine_figure.plot
 COLUMNS: dict[str, type] = {
     "model": str,
     "training_steps": int,
-    "setting": str,
+    "variant": str,
     "eta": float,
     "shift": float,
     "dtype": str,
@@ -74,7 +74,7 @@ COLUMNS: dict[str, type] = {
     "norm_ratio": float,
     "relative_error": float,
 }
-KEY = ("setting", "group", "scheme", "unit", "unit_id")
+KEY = ("variant", "group", "scheme", "unit", "unit_id")
 JACKKNIFE_BLOCKS = 8
 
 
@@ -82,15 +82,15 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
     """Measure what is missing of the table; returns the CSV.
 
     Raises:
-        ValueError: a setting that does not fit or does not divide over the ranks, or a model, reward or
+        ValueError: a variant that does not fit or does not divide over the ranks, or a model, reward or
             prompts that cannot be loaded.
     """
     if config.quick:
         few = -(-3 // ranks.size) * ranks.size  # 3, or what divides over the ranks
-        config = replace(config, settings=("base",), prompts=few, samples=1)
-    chosen = settings(config)
-    for setting in chosen:
-        ranks.share(range(setting.prompts), f"prompts of setting {setting.name}")
+        config = replace(config, variants=("base",), prompts=few, samples=1)
+    chosen = variants(config)
+    for variant in chosen:
+        ranks.share(range(variant.prompts), f"prompts of variant {variant.name}")
     prompts = load_prompts(config.prompts_file, config.prompts, config.seed)
     model = load_model(config.model, config.device, config.size)
     scorer, reward = load_scorer(config.reward, model)
@@ -98,7 +98,7 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
     folder = (config.out or Path("results/quick" if config.quick else "results")) / model.name
     csv = folder / "cosine.csv"
     provenance = collect(
-        config,
+        {name: value for name, value in plain(config).items() if name != "variants"},
         seed=config.seed,
         checkpoint=model.path,
         scorer=local_path(reward),
@@ -112,22 +112,22 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         left = sum(len(groups) * s.prompts for s, groups in missing.items())
         with progress(f"cosine {model.name}", total, total - left) as advance:
             backbone, loaded = None, None
-            for setting in chosen:
-                if not missing[setting]:
+            for variant in chosen:
+                if not missing[variant]:
                     continue
-                if setting.dtype != loaded:
+                if variant.dtype != loaded:
                     backbone = None  # frees the one before, or two would be held while loading
-                    backbone, loaded = model.backbone(setting.dtype), setting.dtype
+                    backbone, loaded = model.backbone(variant.dtype), variant.dtype
                     if ranks.size > 1:
                         fsdp.shard(backbone.transformer)
                 assert backbone is not None
                 batch = gather(
                     backbone,
                     scorer,
-                    prompts[: setting.prompts],
+                    prompts[: variant.prompts],
                     images_per_prompt=config.images,
-                    sigmas=setting.sigmas,
-                    kernel=Dance(setting.eta),
+                    sigmas=variant.sigmas,
+                    kernel=Dance(variant.eta),
                     seed=config.seed,
                     guidance=config.guidance,
                     ranks=ranks,
@@ -136,11 +136,11 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
                 for experience in batch:
                     experiences.append(experience)
                     advance(
-                        0, note=f"{setting.name}: sampling {len(experiences) * ranks.size}/{setting.prompts}"
+                        0, note=f"{variant.name}: sampling {len(experiences) * ranks.size}/{variant.prompts}"
                     )
                 _check_rewards(experiences, ranks)
-                for g in missing[setting]:
-                    rows = _measure(config, setting, backbone, experiences, g, advance, ranks)
+                for g in missing[variant]:
+                    rows = _measure(config, variant, backbone, experiences, g, advance, ranks)
                     common = {"model": model.name, "training_steps": model.training_steps}
                     table.append(*({**common, **row} for row in rows))
                 del batch, experiences, experience  # so that they do not hold the backbone
@@ -155,8 +155,8 @@ def _schemes(times: Tensor, groups: Groups) -> list[Scheme]:
     ]
 
 
-def _done(table: SharedTable, setting: Setting, group: int) -> bool:
-    return table.has(setting=setting.name, group=group, scheme="jagg-time", unit="batch", unit_id="all")
+def _done(table: SharedTable, variant: Variant, group: int) -> bool:
+    return table.has(variant=variant.name, group=group, scheme="jagg-time", unit="batch", unit_id="all")
 
 
 def _check_rewards(experiences: list[Experience], ranks: Ranks) -> None:
@@ -172,7 +172,7 @@ def _check_rewards(experiences: list[Experience], ranks: Ranks) -> None:
 
 def _measure(
     config: Config,
-    setting: Setting,
+    variant: Variant,
     backbone: Backbone,
     experiences: list[Experience],
     g: int,
@@ -180,16 +180,16 @@ def _measure(
     ranks: Ranks,
 ) -> list[dict[str, Any]]:
     """The rows of one group: prompts, single samples, the batch and its jackknife."""
-    group = setting.groups[g]
-    times = setting.sigmas[: setting.n_steps]
-    schemes = _schemes(times, setting.groups)
+    group = variant.groups[g]
+    times = variant.sigmas[: variant.n_steps]
+    schemes = _schemes(times, variant.groups)
     parameters = _parameters(backbone, config.parameters)
     first, last = float(times[group[0]]), float(times[group[-1]])
     common = {
-        "setting": setting.name,
-        "eta": setting.eta,
-        "shift": setting.shift,
-        "dtype": str(setting.dtype).removeprefix("torch."),
+        "variant": variant.name,
+        "eta": variant.eta,
+        "shift": variant.shift,
+        "dtype": str(variant.dtype).removeprefix("torch."),
         "group": g,
         "first_step": group[0],
         "steps": len(group),
@@ -213,27 +213,27 @@ def _measure(
 
     own: list[dict[str, Any]] = []
     blocks: dict[int, GroupProducts] = {}  # of this rank's prompts
-    n_blocks = min(JACKKNIFE_BLOCKS, setting.prompts)
-    for i, experience in zip(ranks.share(range(setting.prompts)), experiences, strict=True):
-        products = _products(config, backbone, experience, slice(None), setting, group, parameters)
+    n_blocks = min(JACKKNIFE_BLOCKS, variant.prompts)
+    for i, experience in zip(ranks.share(range(variant.prompts)), experiences, strict=True):
+        products = _products(config, backbone, experience, slice(None), variant, group, parameters)
         own += rows(products, "prompt", str(i), config.images)
         if i % n_blocks in blocks:
             blocks[i % n_blocks] += products
         else:
             blocks[i % n_blocks] = products
         for b in range(config.samples):
-            single = _products(config, backbone, experience, slice(b, b + 1), setting, group, parameters)
+            single = _products(config, backbone, experience, slice(b, b + 1), variant, group, parameters)
             own += rows(single, "sample", f"{i}.{b}", 1)
-        advance(ranks.size, note=f"{setting.name}: group {g}")
+        advance(ranks.size, note=f"{variant.name}: group {g}")
     found = [row for part in ranks.gather(own) for row in part]
     vectors = ranks.sum(functools.reduce(torch.add, (blocks[k].vectors for k in sorted(blocks))))
     total, nothing = replace(products, vectors=vectors), torch.zeros_like(vectors)
-    images = setting.prompts * config.images
+    images = variant.prompts * config.images
     found += rows(total, "batch", "all", images)
     for k in range(n_blocks):
         block = ranks.sum(blocks[k].vectors if k in blocks else nothing)
         rest = replace(total, vectors=vectors - block)
-        left_out = len(range(k, setting.prompts, n_blocks)) * config.images
+        left_out = len(range(k, variant.prompts, n_blocks)) * config.images
         found += rows(rest, "batch-without", str(k), images - left_out)
     return found
 
@@ -243,11 +243,11 @@ def _products(
     backbone: Backbone,
     experience: Experience,
     samples: slice,
-    setting: Setting,
+    variant: Variant,
     group: range,
     parameters: list[Tensor],
 ) -> GroupProducts:
-    n_steps = setting.n_steps
+    n_steps = variant.n_steps
     trajectory = experience.trajectory.samples(samples)
     conditioning = experience.conditioning.index(samples)
     # At the first update after a rollout every ratio is 1, so the clip is inactive whatever its range.
@@ -255,7 +255,7 @@ def _products(
         trajectory, n_steps, experience.advantages[samples], clip_range=0.1
     )
     trained = trajectory.trained(n_steps)
-    velocity = reindex(bind(backbone, conditioning, setting.sigmas, config.guidance), n_steps)
+    velocity = reindex(bind(backbone, conditioning, variant.sigmas, config.guidance), n_steps)
     measured = gradient_products(
         velocity, surrogate, trained.latents, [group], parameters, velocities=trained.velocities
     )

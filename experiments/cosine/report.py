@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
 
 def batch_estimate(rows: pd.DataFrame, column: str) -> Estimate:
-    """The whole batch's value with the jackknife's interval; ``rows`` of one setting, group and scheme."""
+    """The whole batch's value with the jackknife's interval; ``rows`` of one variant, group and scheme."""
     value = float(rows.loc[rows.unit == "batch", column].iloc[0])
     return Estimate(value, _jackknife(rows.loc[rows.unit == "batch-without", column].to_numpy(float)))
 
@@ -101,7 +101,7 @@ def reported(group: int) -> str:
 
 
 def summary(base: pd.DataFrame) -> list[tuple[str, ...]]:
-    """A row per group under :data:`HEADINGS`, reported beside measured; ``base`` holds the base setting."""
+    """A row per group under :data:`HEADINGS`, reported beside measured; ``base`` holds the base variant."""
     rows: list[tuple[str, ...]] = []
     # What is reported belongs to groups of 4 of 20 steps under shift 3.
     comparable = set(base.steps) == {4} and set(base["shift"]) == {3.0} and base.group.nunique() == 5
@@ -123,7 +123,7 @@ def summary(base: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 def findings(base: pd.DataFrame) -> str:
-    """What the base setting shows besides the trend, in sentences."""
+    """What the base variant shows besides the trend, in sentences."""
 
     def batch(scheme: str) -> pd.Series:
         return base[(base.scheme == scheme) & (base.unit == "batch")].set_index("group")["cosine"]
@@ -151,9 +151,9 @@ def caveats(model: str) -> list[str]:
 
 
 def show(csv: Path) -> None:
-    """Print reported beside measured, for the base setting."""
+    """Print reported beside measured, for the base variant."""
     table = read(csv)
-    base = table[table.setting == "base"]
+    base = table[table.variant == "base"]
     if base.empty:
         return
     model = base.model.iloc[0]
@@ -168,7 +168,7 @@ def show(csv: Path) -> None:
 def markdown(csv: Path) -> str:
     """The same as Markdown, for README and report."""
     table = read(csv)
-    base = table[table.setting == "base"]
+    base = table[table.variant == "base"]
     images = base[base.unit == "batch"].images.iloc[0]
     prompts = base[base.unit == "prompt"].unit_id.nunique()
     lines = [
@@ -178,7 +178,7 @@ def markdown(csv: Path) -> str:
         "",
         " ".join([trend_sentence(base), findings(base)]),
     ]
-    even = table[table.setting == "equal-span"]
+    even = table[table.variant == "equal-span"]
     if len(even):
         value, half = trend(even)
         lines[-1] += (

@@ -76,7 +76,7 @@ def measuring(folder: Path, out: str) -> cosine.Config:
         model=str(folder / "random-flux"),
         reward=f"hpsv2:{folder / 'hpsv2'}",
         prompts_file=folder / "prompts.txt",
-        settings=("base",),
+        variants=("base",),
         prompts=4,
         images=2,
         samples=1,
@@ -90,7 +90,7 @@ def comparing(folder: Path, out: str) -> ablation.Config:
     recipe = Overrides(
         sampling_steps=6, window_range=(0, 5), prompts=2, images=2, learning_rate=1e-2, lora_rank=2
     )
-    changes = {"arms": ("exact", "jagg", "subset"), "settings": ("comfortable",)}
+    changes = {"arms": ("exact", "jagg", "subset"), "regimes": ("comfortable",)}
     config = training(folder, out, recipe=recipe, algorithm="flow_grpo_fast", **changes)
     return ablation.Config(**{field.name: getattr(config, field.name) for field in fields(config)})
 
@@ -296,7 +296,7 @@ def test_what_rank_0_refuses_all_refuse(found: list[str]) -> None:
 
 
 def test_prompts_that_do_not_divide_are_refused_in_one_line(folder: Path) -> None:
-    command = ["run", "cosine", "--prompts", "3", "--settings", "base", "--out", str(folder / "refused")]
+    command = ["run", "cosine", "--prompts", "3", "--variants", "base", "--out", str(folder / "refused")]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     run = subprocess.run(
         [*torchrun, "-m", "repro", *command],
@@ -309,7 +309,7 @@ def test_prompts_that_do_not_divide_are_refused_in_one_line(folder: Path) -> Non
     assert run.returncode != 0 and "exitcode  : 2" in run.stderr
     complaints = [line for line in run.stderr.splitlines() if line.startswith("repro:")]
     assert complaints == [
-        "repro: 3 prompts of setting base do not divide over 2 ranks: take a multiple of it"
+        "repro: 3 prompts of variant base do not divide over 2 ranks: take a multiple of it"
     ]
     assert not (folder / "refused").exists()
 

@@ -40,14 +40,14 @@ def cells(tmp_path):
     return write_tables(table, tmp_path)
 
 
-def test_off_policy_settings_are_reported(cells, capsys):
+def test_off_policy_regimes_are_reported(cells, capsys):
     training = cells.with_name("convergence-training.csv")
     offpolicy_report.show(cells)
     assert capsys.readouterr().out == ""  # one update a rollout
     later = read(training)
     later = later[(later.arm == "jagg") & (later.lr_factor == 1)]
     changes = {"updates": 4, "ratio_deviation": 0.02, "clip_fraction": 0.3, "forwards": 75}
-    later.assign(setting="off-policy", **changes).to_csv(training, index=False)
+    later.assign(regime="off-policy", **changes).to_csv(training, index=False)
     offpolicy_report.show(cells)
     row = next(line for line in capsys.readouterr().out.splitlines() if "JAGG, all groups" in line)
     assert [field.strip() for field in row.strip("│ ").split("│")][2:] == ["6", "0.02", "0.02", "0.3", "0.5"]
@@ -100,11 +100,11 @@ def test_efficiency_divides_a_rise_by_what_it_cost(cells):
 def test_quick_uses_the_cells_of_quick_convergence():
     mine = ablation._cells_config(ablation.Config(quick=True))
     assert mine == convergence.Config(quick=True)
-    asked = ablation._cells_config(ablation.Config(quick=True, arms=("exact",), settings=("sparse",)))
-    assert (asked.arms, asked.settings) == (("exact",), ("sparse",))
+    asked = ablation._cells_config(ablation.Config(quick=True, arms=("exact",), regimes=("sparse",)))
+    assert (asked.arms, asked.regimes) == (("exact",), ("sparse",))
     full = ablation._cells_config(ablation.Config())
     assert set(full.arms) == {arm for pair in ablation.CONTRASTS for arm in pair}
-    assert full.settings == ("comfortable", "sparse")
+    assert full.regimes == ("comfortable", "sparse")
 
 
 def test_a_margin_of_nothing_is_refused():

@@ -89,4 +89,4 @@ def test_a_rise_is_divided_by_what_it_cost(tmp_path):
 def test_a_baseline_that_did_not_learn_judges_nothing(tmp_path):
     text = ablated(tmp_path, {"endpoints-own": rises(0.2)}, exact=[0.1, 0.9, -0.2, 0.3, 0.2, 0.1])
     assert "by less than 3 times its seeds' spread, too little to tell arms apart" in text
-    assert "no setting yet in which the baseline was seen to learn" in text and "times exact's" not in text
+    assert "no regime yet in which the baseline was seen to learn" in text and "times exact's" not in text

@@ -1,4 +1,4 @@
-"""The cells of the convergence table: arms, settings and learning rates, planned seed by seed."""
+"""The cells of the convergence table: arms, regimes and learning rates, planned seed by seed."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.convergence.arms import ARMS, SETTINGS, Cell, arms_of, plan_cells
+from experiments.convergence.arms import ARMS, REGIMES, Cell, arms_of, plan_cells
 from repro.training.recipe import dance_grpo, preset
 
 
 @pytest.mark.parametrize("algorithm", ["dance_grpo", "flow_grpo_fast"])
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_every_arm_is_valid_in_every_setting_or_says_why_not(algorithm, setting):
+@pytest.mark.parametrize("regime", REGIMES)
+def test_every_arm_is_valid_in_every_setting_or_says_why_not(algorithm, regime):
     base = preset(algorithm, bundled=True)
     for arm in arms_of(algorithm):
-        if (setting, arm) == ("off-policy-corrected", "endpoints-sum"):
+        if (regime, arm) == ("off-policy-corrected", "endpoints-sum"):
             with pytest.raises(ValueError, match="endpoints-sum: scheme .* cannot correct"):
-                Cell(setting, arm, 1.0, 0).recipe(base)
+                Cell(regime, arm, 1.0, 0).recipe(base)
         else:
-            Cell(setting, arm, 1.0, 0).recipe(base)
+            Cell(regime, arm, 1.0, 0).recipe(base)
 
 
 def test_arms_differ_in_the_update_alone_but_for_the_window():
@@ -59,8 +59,8 @@ def test_cells_come_seed_by_seed_and_claims_get_more_seeds():
 def test_learning_rate_factors_multiply_the_settings():
     base = dance_grpo(bundled=True)
     comfortable, half, sparse = (
-        Cell(setting, "exact", factor, 0).recipe(base).learning_rate
-        for setting, factor in (("comfortable", 1.0), ("comfortable", 0.5), ("sparse", 0.5))
+        Cell(regime, "exact", factor, 0).recipe(base).learning_rate
+        for regime, factor in (("comfortable", 1.0), ("comfortable", 0.5), ("sparse", 0.5))
     )
     assert comfortable == base.learning_rate and half == base.learning_rate / 2
     assert sparse == pytest.approx(0.5 * 2 * base.learning_rate), "its steps are twice as large"

@@ -36,8 +36,8 @@ def test_incomplete_runs_are_left_out(tmp_path):
     table = table[~((table.seed == 1) & (table.step > 4)) & ~((table.seed == 2) & (table.step == 0))]
     table.to_csv(csv, index=False)
     assert set(complete(csv).seed) == {0}
-    # Steps are the configured ones: neither runs that all stopped halfway nor a longer setting's pass.
-    for unfinished in (table[table.step < 8], table.assign(setting="sparse")):
+    # Steps are the configured ones: neither runs that all stopped halfway nor a longer regime's pass.
+    for unfinished in (table[table.step < 8], table.assign(regime="sparse")):
         unfinished.to_csv(csv, index=False)
         with pytest.raises(ValueError, match="no complete training run yet"):
             complete(csv)
@@ -66,7 +66,7 @@ def test_arms_are_compared_where_most_of_them_are():
     assert main_rate(fake({("exact", 9.0): [0.1] * 3, ("exact", 1.0): [0.1]})) == 1
     assert main_rate(fake({("exact", 9.0): [0.1], ("exact", 3.0): [0.1] * 2})) == 3
     both = pd.concat([many, fake({("exact", 1.0): [0.1]}, "paper-eta")])
-    assert at_main_rate(both).groupby("setting").lr_factor.unique().to_dict() == {
+    assert at_main_rate(both).groupby("regime").lr_factor.unique().to_dict() == {
         "comfortable": [3],
         "paper-eta": [1],
     }

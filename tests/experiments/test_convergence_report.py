@@ -5,12 +5,12 @@ from __future__ import annotations
 import pandas as pd
 from training_tables import fake, rises, swept, write_tables
 
+from experiments.convergence import analysis as convergence_data
 from experiments.convergence import measure as convergence
 from experiments.convergence import rates as convergence_rates
 from experiments.convergence import report as convergence_markdown
 from experiments.convergence.analysis import runs
 from experiments.convergence.figure import curve_points, hacking_sentence, learning_sentence
-from experiments.convergence import analysis as convergence_data
 
 
 def test_the_learning_sentence_keeps_to_its_bar():

@@ -36,7 +36,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> cosine.Config:
     prompts.write_text("red heart\n\ndog face\nrocket\n")
     return cosine.Config(
         model=str(flux_folder),
-        settings=("base",),
+        variants=("base",),
         prompts=2,
         images=2,
         samples=1,
@@ -138,9 +138,9 @@ def test_prompts_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
         load_prompts(file, 1, 0)
 
 
-def test_no_settings_are_refused(config: cosine.Config) -> None:
+def test_no_variants_are_refused(config: cosine.Config) -> None:
     with pytest.raises(ValueError, match="names none"):
-        cosine.run(replace(config, settings=()))
+        cosine.run(replace(config, variants=()))
 
 
 def test_another_table_is_not_drawn(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_trend_sentence_says_falls_only_beyond_the_interval() -> None:
     [
         (["--model", "nowhere"], "there is no model nowhere"),
         (["--group-size", "3"], "W=3"),
-        (["--settings", "W-5"], "setting W-5"),
+        (["--variants", "W-5"], "variant W-5"),
         (["--prompts", "5000"], "5000 prompts were asked for"),
         (["--prompts", "1"], "2 or more prompts"),
         (["--device", "abacus"], "abacus"),
@@ -200,7 +200,7 @@ def test_bad_input_is_one_line(
         "--out": str(tmp_path / "out"),
     }
     given.update(zip(options[::2], options[1::2], strict=True))
-    command = ["run", "cosine", "--settings", "base", *(word for pair in given.items() for word in pair)]
+    command = ["run", "cosine", "--variants", "base", *(word for pair in given.items() for word in pair)]
     assert main(command) == 2
     complaint = [line for line in capfd.readouterr().err.splitlines() if line.startswith("repro:")]
     assert len(complaint) == 1 and words in complaint[0]

@@ -38,7 +38,7 @@ from experiments.convergence import sweep as sweep_markdown
 def test_the_sweep_says_whether_the_early_codes_eta_learns(tmp_path, early, said):
     text = sweep_markdown.markdown(swept(tmp_path, early))
     assert "exact gradients, 21 sampling steps, from noise 0.6 on the weights: rise in reward" in text
-    assert "| setting | images | eta | rate ×1 | steps | seeds | ×1 | ×3 |" in text
+    assert "| regime | images | eta | rate ×1 | steps | seeds | ×1 | ×3 |" in text
     ours = row(text, "many images per update")
     assert ours[:5] == ["8 × 12", "0.7", "3e-05", "8", "3"] and ours[6].startswith(f"{0.81 * 15 / 16:+.4f}±")
     first = row(text, "eta 0.3 (early code), else as comfortable")

@@ -111,7 +111,7 @@ def test_arms_of_a_seed_share_their_start_and_runs_their_steps(csv: Path) -> Non
     assert (start.max() - start.min() <= 1e-5 * start.max().abs()).all()
     training = read(csv.with_name("convergence-training.csv"))
     timings = read(csv.with_name("convergence-timings.csv"))
-    run = ["setting", "arm", "lr_factor", "seed"]
+    run = ["regime", "arm", "lr_factor", "seed"]
     last = table.groupby(run)["step"].max()
     for steps in (training, timings):
         pd.testing.assert_series_equal(steps.groupby(run).size(), last, check_names=False)
