@@ -1,145 +1,103 @@
-"""Every reported result beside what was measured here, a row each: README's first table.
+"""Reported beside measured on one screen: a table of at most eight rows, and its findings in three sentences.
 
-The numbers are those of the sections below it, from the same CSVs.
+Made of the claims' findings alone (`experiments.claims`), whose judgements are enums: no text is read back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
-import pandas as pd
-
-from experiments import paper
-from experiments.ablation.figure import OUTCOME
-from experiments.common.markdown import counted, signed, table
-from experiments.convergence.analysis import at_main_rate
-from experiments.convergence.arms import ALGORITHMS, ARMS
-from experiments.convergence.evaluation import REWARD
-from experiments.convergence.figure import BASELINE, LEARNED, learning
-from experiments.cosine.report import JAGG, batch_estimate
-from experiments.speedup.analysis import Cell, cells
-from experiments.speedup.report import PAPER_MODE, ROUTED, mode
+from experiments.claims import Claim, Judged, Place
+from experiments.common.findings import Finding, Judgement
+from experiments.common.markdown import listed
+from experiments.common.markdown import table as markdown_table
 from repro import zoo
-from repro.results import read
 
-READINGS = {
-    **{
-        a: arm.label.removeprefix("endpoints: ") + ": "
-        for a, arm in ARMS.items()
-        if a.startswith("endpoints")
-    },
-    "subset-paper": "at its cost in the paper's layout: ",
-}
-"""What tells arms of one row apart."""
-Measured = Callable[[Path, str], str]
-"""What was measured on a model, from the folder of results; "-" where it was not."""
-
-
-def markdown(results: Path) -> str:
-    """The table, models side by side.
-
-    Args:
-        results: the folder that holds a folder for each model.
-    """
-    headings = ("", "reported, of FLUX and Qwen-Image", *zoo.MODELS)
-    return table(
-        headings,
-        [
-            (what, reported, *(measured(results, model) for model in zoo.MODELS))
-            for what, reported, measured in ROWS
-        ],
-    )
-
-
-def _step(results: Path, model: str) -> str:
-    cell = _cell(results / model / "speedup.csv", "dance_grpo", ROUTED)
-    return "-" if cell is None else f"{cell.step.percent()} % (cost model: {100 * cell.predicted_step:.1f})"
-
-
-def _update(results: Path, model: str) -> str:
-    cell = _cell(results / model / "speedup.csv", "flow_grpo_fast", "jagg-time")
-    return (
-        "-" if cell is None else f"{cell.update.percent()} % (cost model: {100 * cell.predicted_update:.1f})"
-    )
-
-
-def _cell(csv: Path, algorithm: str, scheme: str) -> Cell | None:
-    """In the paper's mode, at the largest batch."""
-    if not csv.exists():
-        return None
-    found = [
-        c
-        for c in cells(csv)
-        if (c.of("algorithm"), c.scheme, mode(c)) == (algorithm, scheme, PAPER_MODE)
-        and (c.of("group_size"), c.of("anchor_chunk")) == (int(paper.GROUP_SIZE.low), 2)
-    ]
-    return max(found, key=lambda c: c.of("batch"), default=None)
-
-
-def _reward(algorithm: str, first: str, second: str) -> Measured:
-    return lambda results, model: _contrasts(results / f"{model}-{algorithm}", first, second)
-
-
-def _contrasts(folder: Path, first: str, second: str) -> str:
-    """Of arms whose names begin with `first`, over the run, in the comfortable regime, at the same rate."""
-    csv = folder / "ablation.csv"
-    if not csv.exists():
-        return "-"
-    rows = read(csv)
-    rows = rows[(rows.metric == REWARD) & (rows.outcome == OUTCOME) & (rows.rates == "same")]
-    rows = rows[(rows.regime == "comfortable") & (rows["second"] == second)]
-    rows = rows[rows["first"].str.startswith(first)]
-    found = "; ".join(_contrast(row) for _, row in rows.iterrows())
-    return found + (_unlearned(csv.with_name("ablation-efficiency.csv")) if found else "-")
-
-
-def _unlearned(csv: Path) -> str:
-    """What to add where the comfortable regime's exact baseline was not seen to learn."""
-    runs = read(csv)[lambda rows: rows.regime == "comfortable"]
-    rises = at_main_rate(runs)[lambda rows: rows.arm == BASELINE].rise
-    return "" if learning(rises) >= LEARNED else "; the exact baseline did not visibly learn"
-
-
-def _contrast(row: pd.Series) -> str:
-    label = READINGS.get(row["first"], "")
-    return f"{label}{signed(row.difference, row.half_interval)}, {row.verdict} ({counted(row.seeds, 'seed')})"
-
-
-def _cosine(results: Path, model: str) -> str:
-    csv = results / model / "cosine.csv"
-    if not csv.exists():
-        return "-"
-    base = read(csv)[lambda rows: (rows.regime == "base") & (rows.scheme == JAGG)]
-    found = [batch_estimate(at, "cosine") for _, at in base.groupby("group")]
-    return ", ".join(f"{value:.4f}±{half:.4f}" for value, half in found)
-
-
-ROWS: tuple[tuple[str, str, Measured], ...] = (
-    (
-        f"time off a DanceGRPO step, JAGG on {paper.JAGG_FRAC.low:g} of the groups",
-        f"{paper.STEP_REDUCTION.low:g} … {paper.STEP_REDUCTION.high:g} %",
-        _step,
-    ),
-    (
-        "time off Flow-GRPO-Fast's update",
-        f"{paper.UPDATE_REDUCTION_FAST.low:g} … {paper.UPDATE_REDUCTION_FAST.high:g} %",
-        _update,
-    ),
-    *(
-        (f"reward over the run, {what}, {name}", reported, _reward(algorithm, first, second))
-        for what, reported, first, second in (
-            ("JAGG minus exact", paper.QUALITY.text, "jagg", BASELINE),
-            ("endpoints without interpolation minus JAGG", paper.ABLATION.text, "endpoints", "jagg"),
-            ("exact on fewer steps at JAGG's cost minus JAGG", "-", "subset", "jagg"),
-        )
-        for algorithm, name in ALGORITHMS.items()
-    ),
-    (
-        "cosine with the exact gradient, groups 0 … 4",
-        f"{paper.COSINE_EARLY_GROUPS.low:g} … {paper.COSINE_EARLY_GROUPS.high:g} in groups 0 … 2; "
-        f"{paper.COSINE_TREND.text}",
-        _cosine,
-    ),
+CANNOT = (
+    "What cannot be said: anything about convergence, as the runs are short and the reward still rises at "
+    "their end, or about gradients as rough as the reported cosines, as models of a few million parameters "
+    "are far smoother along their trajectories than FLUX."
 )
-"""What was reported, in which words or numbers, and where ours is."""
+
+
+def markdown(judged: Judged) -> str:
+    """The table, the sentences, and what cannot be said."""
+    return "\n\n".join((table(judged), " ".join(filter(None, sentences(judged))), CANNOT))
+
+
+def table(judged: Judged) -> str:
+    """A row a headline, models side by side; "-" where nothing was measured."""
+    rows = [
+        (claim.what, claim.reported, *(cell(found, model) for model in zoo.MODELS))
+        for claim, found in judged.items()
+        if claim.headline
+    ]
+    return markdown_table(("claim", "reported, of FLUX and Qwen-Image", *zoo.MODELS), rows)
+
+
+def cell(found: Mapping[Place, Finding], model: str) -> str:
+    """What was found on a model, each training recipe's after its name."""
+    of_model = {place: finding for place, finding in found.items() if place.model == model}
+    texts = [
+        f"{place.algorithm}: {finding}" if place.algorithm else str(finding)
+        for place, finding in of_model.items()
+    ]
+    return "; ".join(texts) or "-"
+
+
+def sentences(judged: Judged) -> tuple[str, str, str]:
+    """Three: what agrees or is not contradicted; what disagrees, and why; what is open, or ours alone."""
+    headlines = {claim: found for claim, found in judged.items() if claim.headline}
+    of = {judgement: _with(headlines, judgement) for judgement in (*Judgement, None)}
+    agrees = _joined(
+        ("Agrees with what is reported: ", _named(of[Judgement.AGREES], headlines)),
+        ("does not contradict it: ", _named(of[Judgement.NOT_CONTRADICTED], headlines)),
+    )
+    disagrees = _joined(("Disagrees with it: ", _explained(of[Judgement.DISAGREES], headlines)))
+    ours = [
+        f"{claim.what}: {listed([f'{finding.text} ({place})' for place, finding in found.items()])}"
+        for claim, found in of[None].items()
+    ]
+    open_ = _joined(
+        ("Undecided: ", _named(of[Judgement.UNDECIDED], headlines)),
+        ("a control that was not reported, ", "; ".join(ours)),
+    )
+    return agrees, disagrees, open_
+
+
+def _with(judged: Judged, judgement: Judgement | None) -> dict[Claim, dict[Place, Finding]]:
+    """The claims with findings of a judgement, and these findings alone."""
+    chosen = {
+        claim: {place: finding for place, finding in found.items() if finding.judgement is judgement}
+        for claim, found in judged.items()
+    }
+    return {claim: found for claim, found in chosen.items() if found}
+
+
+def _joined(*parts: tuple[str, str]) -> str:
+    """A sentence of those parts that say something."""
+    text = "; ".join(opening + words for opening, words in parts if words)
+    return text[:1].upper() + text[1:] + "." if text else ""
+
+
+def _named(chosen: Judged, judged: Judged) -> str:
+    return "; ".join(_name(claim, found, judged) for claim, found in chosen.items())
+
+
+def _explained(chosen: Judged, judged: Judged) -> str:
+    """Each with its reasons, which places may share."""
+    reasons = {
+        claim: " ".join(dict.fromkeys(finding.why for finding in found.values()))
+        for claim, found in chosen.items()
+    }
+    return "; ".join(
+        f"{_name(claim, found, judged)} – {reasons[claim].rstrip('.')}" for claim, found in chosen.items()
+    )
+
+
+def _name(claim: Claim, found: Iterable[Place], judged: Judged) -> str:
+    """The claim, and where, unless that is everywhere."""
+    places = list(found)
+    return (
+        claim.what if len(places) == len(judged[claim]) else f"{claim.what} ({'; '.join(map(str, places))})"
+    )

@@ -1,4 +1,4 @@
-"""Markdown for README, made of measured numbers."""
+"""Building blocks of the report's Markdown."""
 
 from __future__ import annotations
 

@@ -1,46 +1,65 @@
-"""README's first table: every reported result beside ours, or that there is none."""
+"""The summary: every headline beside ours, or that there is none; its sentences by judgement."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from speedup_tables import made_up
-from training_tables import fake, rises, write_tables
+from markdown_tables import row
 
 from experiments import summary
-from experiments.ablation import measure as ablation
+from experiments.claims import CLAIMS, RUNS, judged
+from experiments.common.findings import Finding, Judgement
+from experiments.report import ROOT
+
+HEADLINES = [claim for claim in CLAIMS if claim.headline]
+STEP, UPDATE, *_ = HEADLINES
+REWARD = next(claim for claim in HEADLINES if claim.key == "follows")
+CONTROL = next(claim for claim in HEADLINES if claim.key == "equal-cost")
 
 
-def rows(results: Path) -> dict[str, list[str]]:
-    lines = [line.strip("| ").split(" | ") for line in summary.markdown(results).splitlines()[2:]]
-    return {line[0]: line[1:] for line in lines}
+def test_at_most_eight_rows() -> None:
+    assert 0 < len(HEADLINES) <= 8
 
 
 def test_what_was_not_measured_is_not_there(tmp_path: Path) -> None:
-    found = rows(tmp_path)
-    assert len(found) == len(summary.ROWS)
-    assert all(measured == ["-", "-"] for _, *measured in found.values())
+    found = judged(tmp_path)
+    assert list(found) == list(CLAIMS) and not any(found.values())
+    assert [row(summary.table(found), claim.what) for claim in HEADLINES] == [
+        [claim.reported, "-", "-"] for claim in HEADLINES
+    ]
+    assert summary.sentences(found) == ("", "", "")
 
 
-def test_measured_stands_beside_reported(tmp_path: Path) -> None:
-    (tmp_path / "tiny-flux").mkdir()
-    made_up(tmp_path / "tiny-flux")
-    arms = {"exact": rises(0.4), "jagg": rises(0.4, reverse=True)}
-    arms |= {"endpoints-own": rises(0.2), "endpoints-half": rises(0.4), "subset-paper": rises(0.2)}
-    folder = tmp_path / "tiny-qwen-image-dance_grpo"
-    ablation.write(
-        write_tables(fake({(arm, 1.0): values for arm, values in arms.items()}), folder), ablation.Config()
+def test_a_recipe_is_named_where_there_are_several() -> None:
+    flux, qwen = (
+        next(place for place in RUNS if place.model == model) for model in ("tiny-flux", "tiny-qwen-image")
     )
-    found = rows(tmp_path)
-    step = found["time off a DanceGRPO step, JAGG on 0.6 of the groups"]
-    assert step == ["17.3 … 18.2 %", "17.8 ± 0.0 % (cost model: 17.8)", "-"]
-    assert found["time off Flow-GRPO-Fast's update"][1:] == ["-", "-"]
-    reward = found["reward over the run, JAGG minus exact, DanceGRPO"]
-    assert reward[1] == "-" and reward[2].endswith(", equal within the margin (6 seeds)")
-    own, half = found["reward over the run, endpoints without interpolation minus JAGG, DanceGRPO"][2].split(
-        "; "
-    )
-    assert own.startswith("own s: -0.1125±") and own.endswith(", lower (6 seeds)")
-    assert half.startswith("half and half: ") and "equal within the margin" in half
-    control = found["reward over the run, exact on fewer steps at JAGG's cost minus JAGG, DanceGRPO"]
-    assert control[:2] == ["-", "-"] and control[2].startswith("at its cost in the paper's layout: -0.1125±")
+    found = {
+        STEP: {STEP.places[0]: Finding("16 %", Judgement.AGREES)},
+        REWARD: {flux: Finding("+1 %"), qwen: Finding("+2 %", Judgement.UNDECIDED)},
+    }
+    text = summary.table(found)
+    assert row(text, STEP.what)[1:] == ["16 %: agrees", "-"]
+    assert row(text, REWARD.what)[1:] == ["DanceGRPO: +1 %", "DanceGRPO: +2 %: undecided"]
+
+
+def test_sentences_sort_claims_by_judgement() -> None:
+    places = UPDATE.places
+    found = {
+        STEP: {places[0]: Finding("a", Judgement.AGREES), places[1]: Finding("b", Judgement.UNDECIDED)},
+        UPDATE: {place: Finding("c", Judgement.DISAGREES, "Because.") for place in places},
+        REWARD: {RUNS[0]: Finding("d", Judgement.NOT_CONTRADICTED)},
+        CONTROL: {RUNS[0]: Finding("-21 %")},
+    }
+    agrees, disagrees, undecided = summary.sentences(found)
+    assert f"{STEP.what} (tiny-flux)" in agrees and REWARD.what in agrees and UPDATE.what not in agrees
+    assert UPDATE.what in disagrees and disagrees.count("Because") == 1 and STEP.what not in disagrees
+    assert f"{STEP.what} (tiny-qwen-image)" in undecided and "-21 % (tiny-flux, DanceGRPO)" in undecided
+    assert all(text.endswith(".") and not text.endswith("..") for text in (agrees, disagrees, undecided))
+
+
+def test_claims_without_a_table_are_told_apart() -> None:
+    assert {bool(claim.table) for claim in CLAIMS} == {True, False}
+    held = [claim.held_by for claim in CLAIMS if claim.held_by]
+    assert held and all((ROOT / path).exists() for path in held)
+    assert all(claim.table and claim.key for claim in HEADLINES)
