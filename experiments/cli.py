@@ -2,8 +2,8 @@
 redraws it, ``repro merge EXPERIMENT`` puts tables that were measured in parallel into one.
 
 An experiment is a module with ``Config`` (a dataclass, whose fields become options), ``run(config, ranks) ->
-Path`` of the CSV and ``plot(csv) -> Path`` of the figure; what may be merged, :mod:`repro.merging` tells.
-:data:`EXPERIMENTS` lists them; only the one asked for is imported.
+Path`` of the CSV and ``plot(csv) -> Path`` of the figure; what may be merged, :func:`repro.results.merge`
+tells. :data:`EXPERIMENTS` lists them; only the one asked for is imported.
 
 ``torchrun --nproc_per_node N -m repro run EXPERIMENT ...`` runs it on N ranks (`repro.distributed.ranks`):
 rank 0 writes and prints.
@@ -32,8 +32,8 @@ import tyro
 
 from repro.console import note, silent
 from repro.errors import InputError
-from repro.merging import merge
 from repro.provenance import ROOT
+from repro.results import merge
 
 
 class Experiment(NamedTuple):
@@ -112,6 +112,11 @@ def _is_for_the_user(error: BaseException) -> bool:
     return isinstance(error, ValueError) and str(Path(innermost).resolve()).startswith(PACKAGES)
 
 
+def _figure(experiment: str) -> Any:
+    place = "measure" if experiment == "allgather" else "figure"
+    return importlib.import_module(f"experiments.{experiment}.{place}")
+
+
 class Run:
     """Measure an experiment's table, or finish one that was interrupted, and draw its figure.
 
@@ -128,7 +133,7 @@ class Run:
         with joined(getattr(self.config, "device", "cpu")) as ranks:
             csv = module.run(self.config, ranks)
             if ranks.main:
-                print(f"table   {csv}\nfigure  {module.plot(csv)}")
+                print(f"table   {csv}\nfigure  {_figure(self.experiment).plot(csv)}")
 
 
 class Plot:
@@ -146,9 +151,8 @@ class Plot:
         for table in tables:
             if not table.is_file():
                 raise FileNotFoundError(f"there is no table {table}; {again}")
-        module = importlib.import_module(EXPERIMENTS[self.experiment].module)
         for table in tables:
-            print(f"figure  {module.plot(table)}")
+            print(f"figure  {_figure(self.experiment).plot(table)}")
 
 
 class Merge:

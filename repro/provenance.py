@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -74,6 +75,7 @@ def collect(
         "ranks": ranks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(),
+        "session": secrets.token_hex(4),
     }
 
 

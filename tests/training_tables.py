@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.convergence.training import CELL, COLUMNS, TIMING_COLUMNS, TRAINING_COLUMNS
+from experiments.convergence.measure import CELL, TABLES
 from repro.training.metrics import METRICS, PHASES
 from repro.training.recipe import Recipe
 
+(COLUMNS, _), (TRAINING_COLUMNS, _), (TIMING_COLUMNS, _) = TABLES.values()
 STEPS = 8
 PROVENANCE = {"checkpoint_sha256": "abc", "device": "a GPU", "cpu": "x", "threads": 2}
 SPREAD = (-0.003, -0.001, 0.0, 0.001, 0.002, 0.003)

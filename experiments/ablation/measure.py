@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.ablation.figure import plot, show
 from experiments.common.inputs import load_model
 from experiments.common.intervals import MARGIN, compare
 from experiments.convergence import measure as convergence
@@ -49,7 +48,7 @@ from repro.errors import InputError
 from repro.provenance import collect
 from repro.results import Table, provenance_path
 
-__all__ = ["Config", "plot", "run"]
+__all__ = ["Config", "run"]
 
 READINGS: tuple[ArmName, ...] = ("endpoints-own", "endpoints-sum", "endpoints-half", "endpoints-nearest")
 CONTRASTS: tuple[tuple[ArmName, ArmName], ...] = (
@@ -111,15 +110,14 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
 
     Raises:
         ValueError: a margin that is not above 0, or another one than before, and whatever
-            `convergence.train_cells` refuses.
+            `convergence.run` refuses.
     """
     if not config.margin > 0:
         raise InputError(f"margin is {config.margin}, expected a share above 0 of the baseline's rise")
     ranks.on_main(_check_margin, config)
-    cells = convergence.train_cells(_cells_config(config), ranks)
+    cells = convergence.run(_cells_config(config), ranks)
     csv = cells.with_name("ablation.csv")
     ranks.on_main(write, cells, config)
-    ranks.on_main(show, csv)
     return csv
 
 
@@ -161,8 +159,8 @@ def write(cells: Path, config: Config) -> None:
         ("ablation-efficiency", EFFICIENCY_COLUMNS, EFFICIENCY_KEY, _efficiency(outcomes, spent(cells))),
     ):
         path = cells.with_name(f"{name}.csv")
-        with Table(path, columns, key, provenance=provenance, fresh=True) as written:
-            written.append(*({**common, **row} for row in rows))
+        table = Table(path, columns, key, provenance=provenance, fresh=True)
+        table.replace(*({**common, **row} for row in rows))
 
 
 def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]:

@@ -30,8 +30,7 @@ from repro.console import note, print_table
 from repro.distributed.ranks import ALONE, Ranks, spawn
 from repro.errors import InputError
 from repro.provenance import collect
-from repro.results import read
-from repro.shared_table import SharedTable
+from repro.results import Table, read
 
 
 @dataclass(frozen=True)
@@ -91,15 +90,14 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         )
     csv = (config.out or Path("results")) / "allgather" / "allgather.csv"
     provenance = collect(config, seed=config.seed)
-    with SharedTable(ranks, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
-        wanted = [(layout, c, h) for c in (False, True) for layout in LAYOUTS for h in (False, True)]
-        missing = [row for row in wanted if not table.has(**dict(zip(KEY, row, strict=True)))]
-        if missing:
-            note(f"allgather: counting {len(missing)} layouts on {config.ranks} ranks")
-            case = (config.groups, config.group_size, config.seed, missing)
-            rows = count(ranks, *case) if ranks.size > 1 else spawn(count, config.ranks, *case)[0]
-            table.append(*rows)
-    ranks.on_main(show, csv)
+    table = ranks.on_main(Table, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh)
+    wanted = [(layout, c, h) for c in (False, True) for layout in LAYOUTS for h in (False, True)]
+    missing = [row for row in wanted if not ranks.on_main(table.has, **dict(zip(KEY, row, strict=True)))]
+    if missing:
+        note(f"allgather: counting {len(missing)} layouts on {config.ranks} ranks")
+        case = (config.groups, config.group_size, config.seed, missing)
+        rows = count(ranks, *case) if ranks.size > 1 else spawn(count, config.ranks, *case)[0]
+        ranks.on_main(table.append, *rows, unit="all")
     return csv
 
 

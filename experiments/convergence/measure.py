@@ -1,62 +1,63 @@
-"""Does JAGG's reward follow the exact baseline's? One training run per cell: arm, learning rate, seed.
+"""Does JAGG's reward follow the exact baseline's? One training run per regime, arm, learning rate and seed.
 
-Three tables are written, all keyed by cell and step:
+Three tables are written, all keyed by run and step:
 
 * ``convergence.csv``: evaluations every few steps (`experiments.convergence.evaluation`), a row per metric;
 * ``convergence-training.csv``: what every training step saw (`repro.training.metrics`);
 * ``convergence-timings.csv``: its seconds per phase, apart, so that the other two are the same in every run.
 
-Cells resume one by one, a cell from its last checkpoint. What chooses cells (arms, regimes, seeds, learning
-rates) is no part of the tables' identity: later sessions add cells to the same tables.
+A run is the unit that is recorded: until it is finished its rows live in its checkpoint, from which it
+resumes. What chooses runs (arms, regimes, seeds, learning rates) is no part of the tables' identity: later
+sessions add runs to the same tables.
 """
 
 from __future__ import annotations
 
-import shutil
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from experiments.common.fill import fill
 from experiments.common.inputs import Model, load_model, load_prompts, load_scorer
 from experiments.convergence.arms import ArmName, Cell, RegimeName, arms_of, plan_cells
-from experiments.convergence.evaluation import Evaluator, load_evaluation_prompts
-from experiments.convergence.figure import plot, show
-from experiments.convergence.start import BUNDLED_NOISE, check_noise
-from experiments.convergence.training import (
-    CELL,
-    COLUMNS,
-    TIMING_COLUMNS,
-    TRAINING_COLUMNS,
-    Tables,
-    Work,
-    states_folder,
-    train_cell,
-)
+from experiments.convergence.evaluation import REWARD, Evaluator, load_evaluation_prompts
+from experiments.convergence.start import BUNDLED_NOISE, check_noise, disturb
 from repro import zoo
-from repro.console import progress
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
 from repro.provenance import collect, plain
+from repro.results import Layout, Table, hidden
+from repro.rewards import Scorer, local_path
 from repro.rewards import load as load_reward
-from repro.rewards import local_path
-from repro.shared_table import SharedTable
 from repro.training import logs
+from repro.training.checkpoint import Checkpoints, Rows
+from repro.training.metrics import METRICS, PHASES, StepRecord
 from repro.training.overrides import Overrides, override
+from repro.training.policy import make_policy, weights_dtype
 from repro.training.recipe import Algorithm, Recipe, preset
+from repro.training.trainer import Trainer, train
 from repro.training.validation import validate_ranks
 
-__all__ = ["Config", "plot", "run", "train_cells"]
+__all__ = ["Config", "run"]
 
-TABLES: dict[str, tuple[dict[str, type], tuple[str, ...]]] = {
-    "convergence": (COLUMNS, (*CELL, "step", "metric")),
-    "convergence-training": (TRAINING_COLUMNS, (*CELL, "step")),
-    "convergence-timings": (TIMING_COLUMNS, (*CELL, "step")),
+CELL: dict[str, type] = {"regime": str, "arm": str, "lr_factor": float, "seed": int}
+EVALUATIONS, TRAINING, TIMINGS = "convergence.csv", "convergence-training.csv", "convergence-timings.csv"
+TABLES: dict[str, Layout] = {
+    EVALUATIONS: (
+        {"model": str, "algorithm": str, **CELL, "step": int, "metric": str, "value": float},
+        (*CELL, "step", "metric"),
+    ),
+    TRAINING: ({**CELL, **METRICS}, (*CELL, "step")),
+    TIMINGS: ({**CELL, "step": int, **{phase: float for phase in PHASES}}, (*CELL, "step")),
 }
+"""The first tells that a run is done, so it is written last."""
 MERGED_FOLDERS = ("samples", "policies")
 
 CHOICES = ("arms", "regimes", "lr_factors", "seeds", "fewer_seeds", "checkpoint_every", "log", "save")
-"""Fields of the configuration that choose cells, or leave their results as they are."""
+"""Fields of the configuration that choose runs, or leave their results as they are."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +120,12 @@ class Config:
 
 
 def run(config: Config, ranks: Ranks = ALONE) -> Path:
-    """Train the cells that are missing; returns the CSV of evaluations.
+    """Train the runs that are missing; returns the CSV of evaluations.
 
     Raises:
         ValueError: settings that contradict each other or do not divide over the ranks, or a model, scorer or
             prompts that cannot be loaded.
     """
-    csv = train_cells(config, ranks)
-    ranks.on_main(show, csv)
-    return csv
-
-
-def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
-    """`run`, without printing."""
     config = _quick(config) if config.quick else config
     logs.check(config.log)
     if config.train_prompts < 0:
@@ -166,45 +160,128 @@ def train_cells(config: Config, ranks: Ranks = ALONE) -> Path:
         device=config.device,
         ranks=ranks.size,
     )
-    with ExitStack() as stack:
 
-        def table(name: str, columns: dict[str, type], key: tuple[str, ...]) -> SharedTable:
-            path, settings = folder / f"{name}.csv", {"provenance": provenance, "fresh": config.fresh}
-            return stack.enter_context(SharedTable(ranks, path, columns, key, **settings))
+    def table(name: str) -> Table:
+        return ranks.on_main(Table, folder / name, *TABLES[name], provenance=provenance, fresh=config.fresh)
 
-        tables = Tables(*(table(name, *layout) for name, layout in TABLES.items()))
-        if config.fresh:  # only now that the tables are locked
-            for old in (states_folder(folder), folder / "samples", folder / "policies", folder / "logs"):
-                ranks.on_main(shutil.rmtree, old, ignore_errors=True)
-        work = Work(config, base, model, scorer, prompts, evaluator, tables, provenance, ranks)
-        missing = [cell for cell in cells if not work.done(cell, cell.steps(config.steps))]
-        if config.save:
-            _require_policies(work, [cell for cell in cells if cell not in missing])
-        total = sum(cell.steps(config.steps) for cell in cells)
-        left = sum(cell.steps(config.steps) for cell in missing)
-        with progress(f"convergence {folder.name}", total, total - left) as advance:
-            for cell in missing:
-                train_cell(work, cell, advance)
-        ranks.on_main(_clear_states, states_folder(folder), cells)
-    return folder / "convergence.csv"
+    tables = {name: table(name) for name in TABLES}
+    work = Work(config, base, model, scorer, prompts, evaluator, folder, tables, provenance, ranks)
+    if config.save:
+        ranks.on_main(_require_policies, work, cells)
+    fill(
+        f"convergence {folder.name}",
+        cells,
+        folder=folder,
+        name=lambda cell: cell.name,
+        done=work.done,
+        measure=lambda cell, advance: train_run(work, cell, advance),
+        size=lambda cell: cell.steps(config.steps),
+        ranks=ranks,
+    )
+    return folder / EVALUATIONS
 
 
-def _require_policies(work: Work, trained: list[Cell]) -> None:
+@dataclass(frozen=True)
+class Work:
+    """What all runs share."""
+
+    config: Config
+    base: Recipe
+    model: Model
+    scorer: Scorer
+    prompts: list[str]
+    evaluator: Evaluator
+    folder: Path
+    tables: dict[str, Table]
+    provenance: dict[str, Any]
+    ranks: Ranks
+
+    def policy_folder(self, cell: Cell) -> Path:
+        """Where the run's trained policy is kept."""
+        return self.folder / "policies" / cell.name
+
+    def due(self, cell: Cell, step: int) -> bool:
+        """Whether the run is evaluated after `step` training steps."""
+        every, last = (cell.steps(n) for n in (self.config.evaluate_every, self.config.steps))
+        return step % every == 0 or step == last
+
+    def done(self, cell: Cell) -> bool:
+        """Whether the run is in the tables."""
+        last = cell.steps(self.config.steps)
+        return self.tables[EVALUATIONS].has(**cell._asdict(), step=last, metric=REWARD)
+
+
+def train_run(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
+    """One training run, from its last checkpoint if there is one, into the tables; all ranks together."""
+    config, key, ranks = work.config, cell._asdict(), work.ranks
+    recipe, steps = cell.recipe(work.base), cell.steps(config.steps)
+    backbone = work.model.backbone(weights_dtype(recipe))
+    disturb(backbone.transformer, config.start_noise or 0.0)
+    policy = make_policy(backbone, recipe, cell.seed, ranks)
+    trainer = Trainer(recipe, policy, work.scorer, work.prompts, seed=cell.seed, steps=steps, ranks=ranks)
+    identity = {**work.provenance, "config": {**work.provenance["config"], "cell": cell.name}}
+    place = ranks.on_main(hidden, work.folder) / cell.name
+    checkpoints = Checkpoints(place, identity, ranks)
+    if config.fresh:
+        checkpoints.clear()
+    saved = max(ranks.on_main(checkpoints.steps), default=0)
+    rows: Rows = {name: [] for name in TABLES}
+    counted = 0
+
+    def record(result: StepRecord) -> None:
+        step = result.metrics["step"]
+        rows[TRAINING].append({**key, **result.metrics})
+        rows[TIMINGS].append({**key, "step": step, **result.seconds})
+        log(step, {**result.metrics, **{f"seconds/{k}": v for k, v in result.seconds.items()}})
+
+    def visit(done: int) -> None:
+        nonlocal counted
+        evaluated = any(row["step"] == done for row in rows[EVALUATIONS])
+        if work.due(cell, done) and not evaluated:
+            values, images = work.evaluator(policy, recipe)
+            if config.save and done == steps:
+                policy.save(work.policy_folder(cell))
+            if ranks.main and cell.seed == config.seed and done in (0, steps):
+                save_images(images, work.folder / "samples" / f"{cell.name}-step{done}.png")
+            common = {"model": work.model.name, "algorithm": config.algorithm, **key, "step": done}
+            rows[EVALUATIONS] += [{**common, "metric": name, "value": v} for name, v in values.items()]
+            log(done, {f"evaluation/{k}": v for k, v in values.items()})
+        advance(done - counted, note=cell.name)
+        counted = done
+
+    log_kind = config.log if ranks.main else "none"
+    with logs.open_log(log_kind, work.folder / "logs", cell.name, identity["config"], saved) as log:
+        train(
+            trainer,
+            steps,
+            record=record,
+            visit=visit,
+            checkpoints=checkpoints,
+            save=lambda done: work.due(cell, done) or done % config.checkpoint_every == 0,
+            rows=rows,
+        )
+    for name in reversed(TABLES):
+        ranks.on_main(work.tables[name].append, *rows[name], unit=cell.name)
+    checkpoints.clear()
+
+
+def save_images(images: Tensor, path: Path, count: int = 8) -> None:
+    """The first images, side by side."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    strip = images[:count].clamp(0, 1).permute(2, 0, 3, 1).flatten(1, 2)  # (H, count W, 3)
+    Image.fromarray((strip * 255).round().byte().cpu().numpy()).save(path)
+
+
+def _require_policies(work: Work, cells: list[Cell]) -> None:
     """Refuse to save what was trained before: the weights are gone."""
-    for cell in trained:
-        if not work.ranks.on_main(work.policy_folder(cell).is_dir):
+    for cell in cells:
+        if work.done(cell) and not work.policy_folder(cell).is_dir():
             raise InputError(
                 f"{cell.name} was trained without --save, its policy is gone: pass --fresh to train "
                 "everything again, or another --out"
             )
-
-
-def _clear_states(folder: Path, cells: list[Cell]) -> None:
-    """Delete what is left of finished cells: a run may be killed between its last evaluation and its end."""
-    for cell in cells:
-        shutil.rmtree(folder / cell.name, ignore_errors=True)
-    if not any(path.is_dir() for path in folder.glob("*")):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def results_folder(config: Config, model: Model) -> Path:

@@ -27,11 +27,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from experiments.common.inputs import load_model, load_prompts, load_scorer
-from experiments.cosine import figure as cosine_figure
-from experiments.cosine import report as cosine_report
+from experiments.common.fill import fill
+from experiments.common.inputs import Model, load_model, load_prompts, load_scorer
 from experiments.cosine.config import Config, Variant, variants
-from repro.console import note, progress
+from repro.console import note
 from repro.core.grpo import ClippedSurrogate
 from repro.core.rollout import reindex
 from repro.core.schemes.groups import Groups
@@ -44,13 +43,11 @@ from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
 from repro.models import Backbone, bind
 from repro.provenance import collect, plain
-from repro.rewards import local_path
-from repro.shared_table import SharedTable
+from repro.results import Table
+from repro.rewards import Scorer, local_path
 from repro.training.experience import Experience, gather
 
-__all__ = ["Config", "plot", "run"]
-
-plot = cosine_figure.plot
+__all__ = ["Config", "run"]
 
 COLUMNS: dict[str, type] = {
     "model": str,
@@ -106,46 +103,75 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         device=config.device,
         ranks=ranks.size,
     )
-    with SharedTable(ranks, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh) as table:
-        missing = {s: [g for g in range(len(s.groups)) if not _done(table, s, g)] for s in chosen}
-        total = sum(len(s.groups) * s.prompts for s in chosen)
-        left = sum(len(groups) * s.prompts for s, groups in missing.items())
-        with progress(f"cosine {model.name}", total, total - left) as advance:
-            backbone, loaded = None, None
-            for variant in chosen:
-                if not missing[variant]:
-                    continue
-                if variant.dtype != loaded:
-                    backbone = None  # frees the one before, or two would be held while loading
-                    backbone, loaded = model.backbone(variant.dtype), variant.dtype
-                    if ranks.size > 1:
-                        fsdp.shard(backbone.transformer)
-                assert backbone is not None
-                batch = gather(
-                    backbone,
-                    scorer,
-                    prompts[: variant.prompts],
-                    images_per_prompt=config.images,
-                    sigmas=variant.sigmas,
-                    kernel=Dance(variant.eta),
-                    seed=config.seed,
-                    guidance=config.guidance,
-                    ranks=ranks,
-                )
-                experiences = []
-                for experience in batch:
-                    experiences.append(experience)
-                    advance(
-                        0, note=f"{variant.name}: sampling {len(experiences) * ranks.size}/{variant.prompts}"
-                    )
-                _check_rewards(experiences, ranks)
-                for g in missing[variant]:
-                    rows = _measure(config, variant, backbone, experiences, g, advance, ranks)
-                    common = {"model": model.name, "training_steps": model.training_steps}
-                    table.append(*({**common, **row} for row in rows))
-                del batch, experiences, experience  # so that they do not hold the backbone
-    ranks.on_main(cosine_report.show, csv)
+    table = ranks.on_main(Table, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh)
+    batches = _Batches(config, model, scorer, prompts, ranks)
+
+    def measure(unit: tuple[Variant, int], advance: Any) -> None:
+        variant, g = unit
+        backbone, experiences = batches.of(variant, advance)
+        common = {"model": model.name, "training_steps": model.training_steps}
+        rows = _measure(config, variant, backbone, experiences, g, advance, ranks)
+        ranks.on_main(table.append, *({**common, **row} for row in rows), unit=_name(unit))
+
+    fill(
+        f"cosine {model.name}",
+        [(variant, g) for variant in chosen for g in range(len(variant.groups))],
+        folder=folder,
+        name=_name,
+        done=lambda unit: table.has(
+            variant=unit[0].name, group=unit[1], scheme="jagg-time", unit="batch", unit_id="all"
+        ),
+        measure=measure,
+        size=lambda unit: unit[0].prompts,
+        ranks=ranks,
+    )
     return csv
+
+
+def _name(unit: tuple[Variant, int]) -> str:
+    return f"{unit[0].name} group {unit[1]}"
+
+
+class _Batches:
+    """A variant's model and batch, sampled when its first group is measured and kept for the others."""
+
+    def __init__(
+        self, config: Config, model: Model, scorer: Scorer, prompts: list[str], ranks: Ranks
+    ) -> None:
+        self._config, self._model, self._scorer = config, model, scorer
+        self._prompts, self._ranks = prompts, ranks
+        self._backbone: Backbone | None = None
+        self._experiences: list[Experience] = []
+        self._of: Variant | None = None
+
+    def of(self, variant: Variant, advance: Any) -> tuple[Backbone, list[Experience]]:
+        """The backbone in the variant's precision, and this rank's prompts with their images."""
+        if self._of != variant:
+            self._experiences = []
+            if self._backbone is None or self._of is None or self._of.dtype != variant.dtype:
+                self._backbone = None  # frees the one before, or two would be held while loading
+                self._backbone = self._model.backbone(variant.dtype)
+                if self._ranks.size > 1:
+                    fsdp.shard(self._backbone.transformer)
+            sampled = gather(
+                self._backbone,
+                self._scorer,
+                self._prompts[: variant.prompts],
+                images_per_prompt=self._config.images,
+                sigmas=variant.sigmas,
+                kernel=Dance(variant.eta),
+                seed=self._config.seed,
+                guidance=self._config.guidance,
+                ranks=self._ranks,
+            )
+            for experience in sampled:
+                self._experiences.append(experience)
+                there = len(self._experiences) * self._ranks.size
+                advance(0, note=f"{variant.name}: sampling {there}/{variant.prompts}")
+            _check_rewards(self._experiences, self._ranks)
+            self._of = variant
+        assert self._backbone is not None
+        return self._backbone, self._experiences
 
 
 def _schemes(times: Tensor, groups: Groups) -> list[Scheme]:
@@ -153,10 +179,6 @@ def _schemes(times: Tensor, groups: Groups) -> list[Scheme]:
         *(jagg(times, groups, weighting) for weighting in get_args(Weighting)),
         *(endpoints_only(times, groups, reading) for reading in get_args(Reading)),
     ]
-
-
-def _done(table: SharedTable, variant: Variant, group: int) -> bool:
-    return table.has(variant=variant.name, group=group, scheme="jagg-time", unit="batch", unit_id="all")
 
 
 def _check_rewards(experiences: list[Experience], ranks: Ranks) -> None:

@@ -19,7 +19,7 @@ from repro.training.metrics import PHASES
 NAMES = {"jagg-time": "JAGG", **ALGORITHMS}
 
 
-def draw(csv: Path) -> Path:
+def plot(csv: Path) -> Path:
     """Draw ``speedup.png`` beside the CSV, from it alone."""
     import matplotlib
 

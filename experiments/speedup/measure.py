@@ -18,36 +18,34 @@ The others change one or two things, for the heat map.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from experiments import paper
-from experiments.speedup import report as speedup_report
+from experiments.common.fill import fill
 from experiments.speedup.analysis import SETTING
 from experiments.speedup.config import Config, NamedScheme, Variation, settings
 from experiments.speedup.laps import laps_path
 from experiments.speedup.source import Source, load_source, make_policy
 from experiments.speedup.step import PHASES, Setting, Step, Timing, Unit
-from repro.console import note, progress
+from repro.console import note
 from repro.core.cost import CostModel
 from repro.core.schemes import registry
 from repro.core.schemes.scheme import Scheme
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
-from repro.fields import format_value
 from repro.provenance import collect, cpu_model, plain
-from repro.shared_table import SharedTable
+from repro.results import Table
 from repro.training.policy import Policy
 from repro.training.recipe import Recipe, preset
 
-plot = speedup_report.plot
+Wanted: TypeAlias = dict[Setting, list[NamedScheme]]
 COLUMNS: dict[str, type] = {
     "model": str,
     "device": str,
@@ -119,39 +117,73 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         device=config.device,
         ranks=ranks.size,
     )
-    written = {"provenance": provenance, "fresh": config.fresh}
-    with (
-        SharedTable(ranks, laps_path(csv), LAP_COLUMNS, LAP_KEY, **written) as laps,
-        SharedTable(ranks, csv, COLUMNS, KEY, **written) as table,
-    ):
-        last = {setting: _key(setting, "exact", config.rounds - 1) for setting in wanted}
-        missing = [
-            s for s, key in last.items() if not (table.has(**key) and laps.has(**key, repetition=0, lap=0))
-        ]
-        steps = {setting: (config.rounds + 1) * len(chosen) for setting, chosen in wanted.items()}
-        left = sum(steps[setting] for setting in missing)
-        unfit: list[Setting] = []
-        with progress(f"speedup {source.name}", sum(steps.values()), sum(steps.values()) - left) as advance:
-            for mode, group in groupby(missing, key=lambda s: (s.weights, s.checkpointing)):
-                policy: Policy | None = None
-                for setting in group:
-                    with _what_fits(config, source, setting, unfit, ranks):
-                        policy = policy or make_policy(config, source, *mode, ranks)
-                        for unfinished in (table, laps):
-                            unfinished.drop(_rows_of(setting))
-                        for rows, of_laps in _measure(
-                            config, source, policy, setting, wanted[setting], advance, ranks
-                        ):
-                            laps.append(*of_laps)
-                            table.append(*rows)
-                del policy
+    written: dict[str, Any] = {"provenance": provenance, "fresh": config.fresh}
+    table = ranks.on_main(Table, csv, COLUMNS, KEY, **written)
+    laps = ranks.on_main(Table, laps_path(csv), LAP_COLUMNS, LAP_KEY, **written)
+    steps = _Steps(config, source, wanted, ranks)
+
+    def measure(unit: tuple[Setting, int], advance: Any) -> None:
+        setting, round_ = unit
+        with _what_fits(config, source, setting, steps.unfit, ranks):
+            rows, of_laps = _round(
+                config, source, steps.of(setting), setting, wanted[setting], round_, advance
+            )
+            name = f"{_note(setting, None)}, round {round_}"
+            ranks.on_main(laps.append, *of_laps, unit=name)
+            ranks.on_main(table.append, *rows, unit=name)
+
+    fill(
+        f"speedup {source.name}",
+        [(setting, round_) for setting in wanted for round_ in range(config.rounds)],
+        folder=folder,
+        name=lambda unit: f"{_note(unit[0], None)}-{unit[0].anchor_chunk}-{unit[0].velocities}-{unit[1]}",
+        done=lambda unit: unit[0] in steps.unfit or table.has(**_key(unit[0], "exact", unit[1])),
+        measure=measure,
+        size=lambda unit: len(wanted[unit[0]]),
+        ranks=ranks,
+    )
+    if len(steps.unfit) == len(wanted):
+        raise InputError(f"nothing was timed: {_advice(config, source, steps.unfit[0])}")
+    return csv
+
+
+class _Steps:
+    """The step of the setting that is timed, warmed up; neighbours of one mode share a policy."""
+
+    def __init__(self, config: Config, source: Source, wanted: Wanted, ranks: Ranks) -> None:
+        self._config, self._source, self._wanted, self._ranks = config, source, wanted, ranks
+        self._mode: tuple[str, bool] | None = None
+        self._policy: Policy | None = None
+        self._step: tuple[Setting, Step] | None = None
+        self.unfit: list[Setting] = []
+
+    def of(self, setting: Setting) -> Step:
+        """Made anew where the setting is another than before, and run once with every scheme."""
+        if self._step is None or self._step[0] != setting:
+            config, ranks, mode = self._config, self._ranks, (setting.weights, setting.checkpointing)
+            self._step = None
+            if self._mode != mode or self._policy is None:
+                self._policy = None
                 gc.collect()
                 if config.device.startswith("cuda"):
                     torch.cuda.empty_cache()
-    if len(unfit) == len(wanted):
-        raise InputError(f"nothing was timed: {_advice(config, source, unfit[0])}")
-    ranks.on_main(speedup_report.show, csv)
-    return csv
+                self._policy, self._mode = make_policy(config, self._source, *mode, ranks), mode
+            recipe, source = _recipe(config, setting), self._source
+            step = Step(
+                self._policy,
+                source.scorer,
+                source.prompts,
+                recipe,
+                setting,
+                config.seed,
+                config.optimizer,
+                ranks,
+            )
+            step.unit()
+            for name, fraction in self._wanted[setting]:
+                step.time(_scheme(name, fraction, step.times, setting), repeat=False)
+            self._step = setting, step
+        return self._step[1]
 
 
 def _quick(config: Config, ranks: Ranks) -> Config:
@@ -166,11 +198,6 @@ def _quick(config: Config, ranks: Ranks) -> Config:
 
 def _key(setting: Setting, scheme: str, round_: int) -> dict[str, Any]:
     return {**vars(setting), "scheme": scheme, "round": round_}
-
-
-def _rows_of(setting: Setting) -> Callable[[dict[str, str]], bool]:
-    fields = {name: format_value(value, COLUMNS[name]) for name, value in vars(setting).items()}
-    return lambda row: all(row[name] == field for name, field in fields.items())
 
 
 @contextmanager
@@ -210,49 +237,44 @@ def _recipe(config: Config, setting: Setting) -> Recipe:
     )
 
 
-def _measure(
+def _round(
     config: Config,
     source: Source,
-    policy: Policy,
+    step: Step,
     setting: Setting,
     chosen: list[NamedScheme],
+    round_: int,
     advance: Any,
-    ranks: Ranks,
-) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-    """The rows of one setting, and of its laps, round by round, in which its schemes take turns."""
-    recipe = _recipe(config, setting)
-    step = Step(policy, source.scorer, source.prompts, recipe, setting, config.seed, config.optimizer, ranks)
-    schemes = [_scheme(name, fraction, step.times, setting) for name, fraction in chosen]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of one round, in which a setting's schemes take turns, and of its laps."""
     common = {
         "model": source.name,
         "device": _device_name(config.device),
         "dtype": config.dtype,
-        "samples": len(step.prompts) * ranks.size,
+        "samples": len(step.prompts) * step.ranks.size,
         "parts": len(step.parts),
-        "sampling_steps": recipe.sampling_steps,
+        "sampling_steps": step.recipe.sampling_steps,
         "trained_steps": len(step.noisy),
     }
-    for round_ in range(-1, config.rounds):
-        unit, rows, laps = step.unit(), [], []
-        for scheme in schemes:
-            timing, overhead = step.time(scheme, repeat=round_ >= 0), step.overhead(scheme)
-            advance(1, note=_note(setting, scheme))
-            values = _values(timing, unit, overhead, len(step.parts), setting)
-            key = _key(setting, scheme.name, round_)
-            rows.append({**common, **key, **values})
-            laps += [
-                {
-                    **key,
-                    "repetition": repetition,
-                    "lap": number,
-                    "seconds": lap.seconds,
-                    "forward_s": lap.forward,
-                }
-                for repetition, of_update in enumerate(timing.laps)
-                for number, lap in enumerate(of_update)
-            ]
-        if round_ >= 0:  # the first warms up
-            yield rows, laps
+    unit, rows, laps = step.unit(), [], []
+    for name, fraction in chosen:
+        scheme = _scheme(name, fraction, step.times, setting)
+        timing, overhead = step.time(scheme), step.overhead(scheme)
+        advance(1, note=_note(setting, scheme))
+        key = _key(setting, scheme.name, round_)
+        rows.append({**common, **key, **_values(timing, unit, overhead, len(step.parts), setting)})
+        laps += [
+            {
+                **key,
+                "repetition": repetition,
+                "lap": number,
+                "seconds": lap.seconds,
+                "forward_s": lap.forward,
+            }
+            for repetition, of_update in enumerate(timing.laps)
+            for number, lap in enumerate(of_update)
+        ]
+    return rows, laps
 
 
 def _scheme(name: registry.SchemeName, jagg_frac: float, times: Tensor, setting: Setting) -> Scheme:

@@ -196,10 +196,3 @@ def reported_sentence(cell: Cell) -> str:
         f"{cell.scheme} takes {value:.1f} % off the {kind} here{unit} (interval {low:.1f} … {high:.1f}; "
         f"predicted {predicted:.1f}), {where} the {reported.low:g} … {reported.high:g} % reported."
     )
-
-
-def plot(csv: Path) -> Path:
-    """Redraw ``speedup.png`` beside the CSV."""
-    from experiments.speedup.figure import draw
-
-    return draw(csv)

@@ -1,9 +1,9 @@
 """Training states on disk: written whole or not at all, and never mistaken for another run's.
 
 A checkpoint is two files, ``state-000040.pt`` with the tensors and ``state-000040.json``, its manifest, with
-the run's identity and the tensors' SHA-256. Each is written under another name, synced and renamed, the
-manifest last: a state without one was interrupted and does not count. The last two are kept, so that there is
-an older one to fall back on.
+the run's identity, the tensors' SHA-256 and the rows that the run has to show so far. Each is written under
+another name, synced and renamed, the manifest last: a state without one was interrupted and does not count.
+The last two are kept, so that there is an older one to fall back on.
 
 Where several ranks train, each holds a part of the tensors: in place of the one file there is a folder,
 ``state-000040``, into which every rank writes its part (torch.distributed.checkpoint). Any number of ranks
@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -27,15 +27,18 @@ from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
 from repro.provenance import IDENTITY, Provenance, differences
 
+Rows: TypeAlias = dict[str, list[dict[str, Any]]]
+"""What a run that is not finished has to show: rows by the name of their table."""
 KEPT = 2
 """Checkpoints that stay when a new one is written."""
 
 
 class Checkpoint(NamedTuple):
-    """A state that was read back: after `step` training steps."""
+    """A state that was read back, after `step` training steps, and the rows of these steps by table."""
 
     step: int
     state: dict[str, Any]
+    rows: Rows
 
 
 class Checkpoints:
@@ -59,8 +62,14 @@ class Checkpoints:
         manifests = self.folder.glob("state-*.json") if self.folder.is_dir() else ()
         return sorted(int(path.stem.removeprefix("state-")) for path in manifests)
 
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write the state after `step` steps; on return it is on disk, and all but the last two are gone."""
+    def save(self, step: int, state: Mapping[str, Any], rows: Rows | None = None) -> None:
+        """Write the state after `step` steps; on return it is on disk, and all but the last two are gone.
+
+        Args:
+            step: how many steps led to it.
+            state: nested dicts of tensors and plain values.
+            rows: of these steps, as JSON has them.
+        """
         # Where a step is saved again, its old manifest must not vouch for the new state.
         self._ranks.on_main(self.remove, step)
         if self._ranks.size == 1:
@@ -68,12 +77,12 @@ class Checkpoints:
             _replace(self._file(step), lambda file: torch.save(dict(state), file))
         else:
             fsdp.save(self._parts(step), dict(state))
-        self._ranks.on_main(self._commit, step)
+        self._ranks.on_main(self._commit, step, rows or {})
 
-    def _commit(self, step: int) -> None:
+    def _commit(self, step: int, rows: Rows) -> None:
         """Write the manifest of a state that is on disk, and delete what is too old."""
-        content = {"step": step, "sha256": _sha256(self._tensors(step)), **self._identity}
-        text = json.dumps(content, indent=2) + "\n"
+        content = {"step": step, "sha256": _sha256(self._tensors(step)), **self._identity, "rows": rows}
+        text = json.dumps(content) + "\n"
         _replace(self._manifest(step), lambda file: file.write(text.encode()))
         for old in self.steps()[:-KEPT]:
             self.remove(old)
@@ -106,9 +115,10 @@ class Checkpoints:
             ValueError: if it belongs to another run, or is damaged. The older one is named, not taken: to go
                 back is for the user to decide.
         """
-        step = self._ranks.on_main(self._newest)
-        if step is None:
+        newest = self._ranks.on_main(self._newest)
+        if newest is None:
             return None
+        step, rows = newest
         if self._parts(step).is_dir():
             state = places()
             fsdp.load(self._parts(step), state)
@@ -116,10 +126,10 @@ class Checkpoints:
             state = torch.load(self._file(step), map_location="cpu", weights_only=True)
             if self._ranks.size > 1:
                 state = fsdp.like(state, places())
-        return Checkpoint(step, state)
+        return Checkpoint(step, state, rows)
 
-    def _newest(self) -> int | None:
-        """The last step, if there is one, its files checked."""
+    def _newest(self) -> tuple[int, Rows] | None:
+        """The last step and its rows, if there is one, its files checked."""
         steps = self.steps()
         if not steps:
             return None
@@ -127,7 +137,7 @@ class Checkpoints:
             self._check(steps[-1])
         except _Damage as damage:
             raise InputError(f"{self._tensors(steps[-1])} is damaged ({damage}); {self._remedy()}") from None
-        return steps[-1]
+        return steps[-1], json.loads(self._manifest(steps[-1]).read_text()).get("rows", {})
 
     def _check(self, step: int) -> None:
         tensors, manifest = self._tensors(step), self._manifest(step)

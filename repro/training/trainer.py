@@ -40,7 +40,7 @@ from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
 from repro.models import Backbone, bind
 from repro.rewards import Scorer
-from repro.training.checkpoint import Checkpoints
+from repro.training.checkpoint import Checkpoints, Rows
 from repro.training.experience import Experience, gather
 from repro.training.guard import Fault, Guarded, Timed
 from repro.training.metrics import PHASES, StepRecord, Tally
@@ -100,18 +100,17 @@ class Trainer:
         return {
             "done": self.done,
             "version": self.version,
-            "faults": self._faults,
             "policy": self.policy.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` gave."""
+        """Continue from what `state_dict` gave; whoever resumes after faults has seen to their cause."""
         self.policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
-        self.done, self.version, self._faults = state["done"], state["version"], state["faults"]
+        self.done, self.version, self._faults = state["done"], state["version"], 0
 
     def step(self) -> StepRecord:
         """One training step, or a skipped one with its fault recorded."""
@@ -269,12 +268,13 @@ def train(
     record: Callable[[StepRecord], None],
     visit: Callable[[int], None] = lambda done: None,
     checkpoints: Checkpoints | None = None,
-    checkpoint_every: int = 10,
+    save: Callable[[int], bool] = lambda done: True,
+    rows: Rows | None = None,
 ) -> None:
     """Train up to `steps` steps in all, from the last checkpoint if there is one.
 
-    Steps after that checkpoint are made again, identically: `record` and `visit` must take what they have
-    seen before.
+    What `record` and `visit` put into `rows` is saved with the state, also where too many faults end the run,
+    and is there again when it goes on: steps after a state are made, and recorded, as if for the first time.
 
     Args:
         trainer: new, or at the state to continue from.
@@ -282,19 +282,31 @@ def train(
         record: takes every step's record.
         visit: called with the number of steps done, at the start (of a resumed run, too) and after each step.
         checkpoints: where states are kept; none are without it.
-        checkpoint_every: steps between two states.
+        save: whether to keep the state after so many steps; the last one always is.
+        rows: filled from the checkpoint, and saved with the next.
 
     Raises:
         ValueError: too many faults in a row, or a checkpoint that cannot be resumed from.
     """
+    rows = {} if rows is None else rows
+
+    def keep() -> None:
+        if checkpoints:
+            checkpoints.save(trainer.done, trainer.state_dict(), rows)
+
     found = checkpoints.latest(trainer.state_dict) if checkpoints else None
     if found is not None:
         trainer.load_state_dict(found.state)
+        rows.update(found.rows)
     visit(trainer.done)
     while trainer.done < steps:
         result = trainer.step()
         record(result)
-        trainer.check_faults(result.metrics["fault"])
+        try:
+            trainer.check_faults(result.metrics["fault"])
+        except InputError:
+            keep()
+            raise
         visit(trainer.done)
-        if checkpoints and (trainer.done % checkpoint_every == 0 or trainer.done == steps):
-            checkpoints.save(trainer.done, trainer.state_dict())
+        if save(trainer.done) or trainer.done == steps:
+            keep()

@@ -26,7 +26,7 @@ from experiments.speedup import measure as speedup
 from experiments.speedup.laps import laps_path
 from repro.distributed.ranks import ALONE, Ranks, join, spawn
 from repro.models import load
-from repro.results import read
+from repro.results import HIDDEN, read
 from repro.training.overrides import Overrides
 from repro.training.trainer import Trainer
 
@@ -43,7 +43,6 @@ SPLIT = Overrides(
     guidance=1.5,
 )
 """One prompt, whose images the ranks share, and two updates on them, held back by a reference."""
-AGAIN = {"steps": 4, "checkpoint_every": 2}
 FAULT = "scorer test_several_ranks:failing_once raised RuntimeError: rank 1 is out"
 
 
@@ -132,7 +131,7 @@ def stop_in_step(number: int, config: convergence.Config, ranks: Ranks) -> None:
 
     Trainer.step = stopping  # type: ignore[method-assign]
     try:
-        convergence.train_cells(config, ranks)
+        convergence.run(config, ranks)
     except KeyboardInterrupt:
         pass
     finally:
@@ -140,12 +139,11 @@ def stop_in_step(number: int, config: convergence.Config, ranks: Ranks) -> None:
 
 
 def on_each_rank(ranks: Ranks, folder: Path) -> str:
-    convergence.train_cells(training(folder, "two", save=True), ranks)
+    convergence.run(training(folder, "two", save=True), ranks)
     stop_in_step(2, training(folder, "two-then-one"), ranks)
-    stop_in_step(4, training(folder, "step-3-again", **AGAIN), ranks)
-    convergence.train_cells(training(folder, "fault", reward="test_several_ranks:failing_once"), ranks)
-    convergence.train_cells(training(folder, "one-then-two"), ranks)
-    convergence.train_cells(training(folder, "split-two", recipe=SPLIT), ranks)
+    convergence.run(training(folder, "fault", reward="test_several_ranks:failing_once"), ranks)
+    convergence.run(training(folder, "one-then-two"), ranks)
+    convergence.run(training(folder, "split-two", recipe=SPLIT), ranks)
     ablation.run(comparing(folder, "two"), ranks)
     cosine.run(replace(measuring(folder, "two"), quick=True, prompts=16), ranks)
     speedup.run(timing(folder), ranks)
@@ -173,7 +171,7 @@ def found(folder: Path) -> list[str]:
     """What the ranks returned; before and after them, the single process's runs."""
     stop_in_step(2, training(folder, "one-then-two"), ALONE)
     found = spawn(on_each_rank, 2, folder)
-    convergence.train_cells(training(folder, "one", save=True))
+    convergence.run(training(folder, "one", save=True))
     return found
 
 
@@ -190,11 +188,11 @@ def tables(folder: Path, out: str) -> Path:
 def test_training_is_the_single_processs(found: list[str], folder: Path) -> None:
     for name in TABLES:
         assert_same(tables(folder, "two") / name, tables(folder, "one") / name)
-    assert not (tables(folder, "two") / ".states").exists()
+    assert not list((tables(folder, "two") / HIDDEN).glob("*/state-*"))
 
 
 def test_a_prompts_images_are_split_over_ranks(found: list[str], folder: Path) -> None:
-    convergence.train_cells(training(folder, "split-one", recipe=SPLIT))
+    convergence.run(training(folder, "split-one", recipe=SPLIT))
     for name in TABLES:
         assert_same(tables(folder, "split-two") / name, tables(folder, "split-one") / name)
 
@@ -224,9 +222,9 @@ def square_distance(some: dict[str, torch.Tensor], others: dict[str, torch.Tenso
 
 def check_one_process_resumes(folder: Path, out: str) -> None:
     there = tables(folder, out)
-    (state,) = (there / ".states").glob("*/state-000001")
-    assert (state / ".metadata").is_file() and len(read(there / TABLES[1])) == 1
-    convergence.train_cells(training(folder, out))
+    (state,) = (there / HIDDEN).glob("*/state-000001")
+    assert (state / ".metadata").is_file() and not (there / TABLES[1]).exists()
+    convergence.run(training(folder, out))
     for name in TABLES:
         assert_same(there / name, tables(folder, "one") / name)
 
@@ -238,18 +236,6 @@ def test_one_process_resumes_what_two_ranks_left(found: list[str], folder: Path)
 def test_two_ranks_resume_what_one_process_left(found: list[str], folder: Path) -> None:
     for name in TABLES:
         assert_same(tables(folder, "one-then-two") / name, tables(folder, "one") / name)
-
-
-def test_a_step_that_another_number_of_ranks_makes_again_keeps_its_row(
-    found: list[str], folder: Path
-) -> None:
-    csv = tables(folder, "step-3-again") / TABLES[1]
-    (state,) = (csv.parent / ".states").glob("*/state-000002")
-    before = read(csv)
-    assert state.is_dir() and list(before.step) == [1, 2, 3]
-    convergence.train_cells(training(folder, "step-3-again", **AGAIN))
-    pd.testing.assert_frame_equal(read(csv).head(3), before, check_exact=True, check_dtype=False)
-    assert list(read(csv).step) == [1, 2, 3, 4]
 
 
 def test_a_scorer_that_fails_on_one_rank_is_every_ranks_fault(found: list[str], folder: Path) -> None:
@@ -268,7 +254,7 @@ def lose_rank_0(rank: int, folder: Path) -> None:
 
     Trainer._accumulate = dying  # type: ignore[method-assign]
     with join(url=f"file://{folder}/lost", rank=rank, world_size=2) as ranks:
-        convergence.train_cells(training(folder, "lost-a-rank"), ranks)
+        convergence.run(training(folder, "lost-a-rank"), ranks)
 
 
 def test_training_that_loses_a_rank_ends_and_resumes(

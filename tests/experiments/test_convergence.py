@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +14,10 @@ import torch
 from conftest import CAPTIONS, build_clip, build_flux, build_hpsv2
 
 from experiments.common.inputs import load_model
-from experiments.convergence import evaluation, training
+from experiments.convergence import evaluation, figure
 from experiments.convergence import measure as convergence
 from experiments.convergence.analysis import spent
-from repro.results import read
+from repro.results import HIDDEN, read
 from repro.rewards.base import UserScorer
 from repro.training import logs
 from repro.training.overrides import Overrides
@@ -58,9 +60,8 @@ def config(inputs: dict[str, str], out: Path, **changes) -> convergence.Config:
     return convergence.Config(**{**settings, **changes})
 
 
-def test_a_run_fills_its_tables_resumes_and_draws(inputs, tmp_path, capsys, monkeypatch):
+def test_a_run_fills_its_tables_resumes_and_draws(inputs, tmp_path, monkeypatch):
     whole = convergence.run(config(inputs, tmp_path / "whole"))
-    assert "minus exact" in capsys.readouterr().out
     table = read(whole)
     assert set(table.metric) == {"reward", "clipscore:clip", "diversity"}
     assert len(table) == 2 * 2 * 3 * 3  # arms, seeds, evaluations, metrics
@@ -72,7 +73,7 @@ def test_a_run_fills_its_tables_resumes_and_draws(inputs, tmp_path, capsys, monk
     jagg, exact = (trained[trained.arm == arm].set_index(["seed", "step"]) for arm in ("jagg", "exact"))
     assert (jagg.backwards * 2 == exact.backwards).all()
     assert (jagg.reward_mean == exact.reward_mean).xs(1, level="step").all()
-    assert convergence.plot(whole).stat().st_size > 4_000
+    assert figure.plot(whole).stat().st_size > 4_000
     assert whole.with_name("convergence-samples.png").exists()
 
     # Stopped in the second cell, and resumed.
@@ -90,10 +91,32 @@ def test_a_run_fills_its_tables_resumes_and_draws(inputs, tmp_path, capsys, monk
     with pytest.raises(KeyboardInterrupt):
         convergence.run(config(inputs, tmp_path / "resumed", seeds=1))
     resumed = convergence.run(config(inputs, tmp_path / "resumed"))
-    assert calls == 5 + 2 + 6  # the interrupted cell from where it was, then the other seed's
+    assert calls == 5 + 3 + 6  # the interrupted run, which had no state yet, then the other seed's
     for name in ("convergence.csv", "convergence-training.csv"):
         assert resumed.with_name(name).read_bytes() == whole.with_name(name).read_bytes(), name
-    assert not training.states_folder(resumed.parent).exists()
+    assert not list((resumed.parent / HIDDEN).glob("*/state-*"))
+
+
+def train_into(inputs: dict[str, str], out: Path) -> None:
+    convergence.run(config(inputs, out))
+
+
+def test_two_processes_one_of_them_killed_share_a_folder_and_leave_the_bytes_of_one(inputs, tmp_path):
+    """Either trains what the other has not in hand, the second also what the first had when it was killed."""
+    whole = convergence.run(config(inputs, tmp_path / "whole"))
+    context = multiprocessing.get_context("spawn")
+    first, second = (context.Process(target=train_into, args=(inputs, tmp_path / "shared")) for _ in range(2))
+    first.start()
+    states = tmp_path / "shared" / whole.parent.name / HIDDEN
+    while not list(states.glob("*/state-*.json")):
+        assert first.is_alive()
+        time.sleep(0.01)
+    second.start()
+    first.kill()
+    second.join()
+    assert second.exitcode == 0 and not list(states.glob("*/state-*"))
+    for name in ("convergence.csv", "convergence-training.csv"):
+        assert (states.parent / name).read_bytes() == whole.with_name(name).read_bytes(), name
 
 
 def test_another_recipe_is_refused_and_more_cells_are_not(inputs, tmp_path):
@@ -115,7 +138,7 @@ def test_another_recipe_is_refused_and_more_cells_are_not(inputs, tmp_path):
 @pytest.mark.parametrize("noise", [-0.1, float("nan"), float("inf")])
 def test_noise_that_is_none_is_refused(inputs, tmp_path, noise):
     with pytest.raises(ValueError, match="start_noise is .*, expected 0 or more"):
-        convergence.train_cells(config(inputs, tmp_path, start_noise=noise))
+        convergence.run(config(inputs, tmp_path, start_noise=noise))
     assert not list(tmp_path.iterdir())
 
 
@@ -187,6 +210,6 @@ def test_samples_strip_holds_the_first_images(tmp_path):
     from PIL import Image
 
     images = torch.stack([torch.full((3, 4, 4), value) for value in (0.0, 1.0, 0.5)])
-    training.save_images(images, tmp_path / "s" / "strip.png", count=2)
+    convergence.save_images(images, tmp_path / "s" / "strip.png", count=2)
     pixels = np.asarray(Image.open(tmp_path / "s" / "strip.png"))
     assert pixels.shape == (4, 8, 3) and pixels[0, 0, 0] == 0 and pixels[0, 7, 0] == 255

@@ -13,9 +13,10 @@ from conftest import build_flux
 
 from experiments.cli import main
 from experiments.common.inputs import load_prompts
+from experiments.cosine import figure as cosine_figure
 from experiments.cosine import measure as cosine
 from experiments.cosine import report as cosine_report
-from repro.results import provenance_path, read
+from repro.results import HIDDEN, provenance_path, read
 
 
 def redness(images, prompts):
@@ -107,7 +108,7 @@ def test_figure_needs_the_table_alone(csv: Path, tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere" / csv.name
     copy.parent.mkdir()
     copy.write_bytes(csv.read_bytes())
-    figure = cosine.plot(copy)
+    figure = cosine_figure.plot(copy)
     assert figure.parent == copy.parent and figure.read_bytes().startswith(b"\x89PNG")
 
 
@@ -146,7 +147,7 @@ def test_no_variants_are_refused(config: cosine.Config) -> None:
 def test_another_table_is_not_drawn(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="no cosine table"):
-        cosine.plot(tmp_path / "other.csv")
+        cosine_figure.plot(tmp_path / "other.csv")
 
 
 def test_trend_sentence_says_falls_only_beyond_the_interval() -> None:
@@ -204,4 +205,4 @@ def test_bad_input_is_one_line(
     assert main(command) == 2
     complaint = [line for line in capfd.readouterr().err.splitlines() if line.startswith("repro:")]
     assert len(complaint) == 1 and words in complaint[0]
-    assert not (tmp_path / "out").exists()
+    assert not [p for p in (tmp_path / "out").rglob("*") if p.is_file() and HIDDEN not in p.parts]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.fields import format_value, is_field
+from repro.results import format_value, is_field
 
 
 @pytest.mark.parametrize(

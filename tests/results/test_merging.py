@@ -12,13 +12,12 @@ import pytest
 
 from experiments.convergence import measure as convergence
 from experiments import cli
-from repro.merging import merge
-from repro.results import Table, provenance_path
+from repro.results import HIDDEN, Table, merge, provenance_path
 
 FAKE = '''
 TABLES = {
-    "cells": ({"cell": int, "value": float}, ("cell",)),
-    "cells-timings": ({"cell": int, "seconds": float}, ("cell",)),
+    "cells.csv": ({"cell": int, "value": float}, ("cell",)),
+    "cells-timings.csv": ({"cell": int, "seconds": float}, ("cell",)),
 }
 MERGED_FOLDERS = ("samples",)
 
@@ -28,17 +27,17 @@ class Config:
 '''
 CELLS = {"cell": int, "value": float}
 TIMINGS = {"cell": int, "seconds": float}
-TABLES = {"cells": (CELLS, ("cell",)), "cells-timings": (TIMINGS, ("cell",))}
-IDENTITY = {"config": {"steps": 4}, "seed": 0, "checkpoint_sha256": "abc"}
+TABLES = {"cells.csv": (CELLS, ("cell",)), "cells-timings.csv": (TIMINGS, ("cell",))}
+IDENTITY = {"config": {"steps": 4}, "seed": 0, "checkpoint_sha256": "abc", "session": "s"}
 
 
 def measure(folder: Path, *cells: int, date: str = "today", **changes) -> Path:
     """What a run leaves behind: a row of either table, and a picture, per cell."""
-    provenance = {**IDENTITY, "date": date, **changes}
+    provenance = {**IDENTITY, "date": date, "session": date, **changes}
     for name, (columns, key) in TABLES.items():
-        with Table(folder / f"{name}.csv", columns, key, provenance=provenance) as table:
-            for cell in cells:
-                table.append(dict(zip(columns, (cell, cell / 3), strict=True)))
+        table = Table(folder / name, columns, key, provenance=provenance)
+        for cell in cells:
+            table.append(dict(zip(columns, (cell, cell / 3), strict=True)), unit=str(cell))
     (folder / "samples").mkdir(exist_ok=True)
     for cell in cells:
         (folder / "samples" / f"{cell}.png").write_text(f"of {cell}")
@@ -52,20 +51,17 @@ def parts(tmp_path) -> list[Path]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    there = (p for p in folder.rglob("*") if p.is_file() and HIDDEN not in p.parts)
+    return {str(p.relative_to(folder)): p.read_bytes() for p in there}
 
 
 def test_the_union_keeps_every_row_as_it_was(parts, tmp_path):
     before = files(tmp_path)
     into = tmp_path / "new" / "whole"
-    assert merge(TABLES, parts, into, ["samples"]) == {"cells": 4, "cells-timings": 4, "samples": 4}
+    assert merge(TABLES, parts, into, ["samples"]) == {"cells.csv": 4, "cells-timings.csv": 4, "samples": 4}
     assert (into / "cells.csv").read_text() == (
-        "cell,value\n0,0\n2,0.666666667\n1,0.333333333\n3,1\n"  # floats are not read and written again
+        "cell,value\n0,0\n1,0.333333333\n2,0.666666667\n3,1\n"  # floats are not read and written again
     )
-    assert (into / "cells-timings.csv").read_text().splitlines()[1:] == [
-        *(parts[0] / "cells-timings.csv").read_text().splitlines()[1:],
-        *(parts[1] / "cells-timings.csv").read_text().splitlines()[1:],
-    ]
     assert {p.name: p.read_text() for p in (into / "samples").iterdir()} == {
         f"{cell}.png": f"of {cell}" for cell in range(4)
     }
@@ -74,15 +70,17 @@ def test_the_union_keeps_every_row_as_it_was(parts, tmp_path):
 
 def test_what_a_run_finds_there_is_done(parts, tmp_path):
     merge(TABLES, parts, tmp_path / "whole")
-    with Table(tmp_path / "whole" / "cells.csv", *TABLES["cells"], provenance=IDENTITY) as table:
-        assert all(table.has(cell=cell) for cell in range(4))
+    table = Table(tmp_path / "whole" / "cells.csv", *TABLES["cells.csv"], provenance=IDENTITY)
+    assert all(table.has(cell=cell) for cell in range(4))
 
 
 def test_provenance_names_every_session_that_gave_rows(parts, tmp_path):
     merge(TABLES, parts, tmp_path / "whole")
     for name in TABLES:
-        content = json.loads(provenance_path(tmp_path / "whole" / f"{name}.csv").read_text())
-        assert content == {**IDENTITY, "date": "one", "resumed": [{"rows_before": 2, "date": "two"}]}
+        content = json.loads(provenance_path(tmp_path / "whole" / name).read_text())
+        made = {"session": "one", "date": "one", "made": ["0", "2"]}
+        others = [{"session": "two", "date": "two", "made": ["1", "3"]}]
+        assert content == {**IDENTITY, **made, "resumed": others}
 
 
 def test_repeating_a_merge_changes_nothing(parts, tmp_path):
@@ -97,21 +95,18 @@ def test_what_is_there_already_is_kept_and_added_to(parts, tmp_path):
     into = measure(tmp_path / "whole", 0, 7, date="zero")
     (into / "samples" / "0.png").write_text("kept")
     added = merge(TABLES, parts, into, ["samples"])
-    assert added == {"cells": 3, "cells-timings": 3, "samples": 3}
-    assert (into / "cells.csv").read_text().startswith("cell,value\n0,0\n7,2.33333333\n2,0.666666667\n")
+    assert added == {"cells.csv": 3, "cells-timings.csv": 3, "samples": 3}
+    assert (into / "cells.csv").read_text().startswith("cell,value\n0,0\n1,0.333333333\n2,0.666666667\n")
     assert (into / "samples" / "0.png").read_text() == "kept"
     content = json.loads(provenance_path(into / "cells.csv").read_text())
-    assert content["date"] == "zero" and content["resumed"] == [
-        {"rows_before": 2, "date": "one"},
-        {"rows_before": 3, "date": "two"},
-    ]
+    assert content["date"] == "zero" and [s["date"] for s in content["resumed"]] == ["one", "two"]
 
 
 def test_a_later_part_adds_the_rows_that_came_since(parts, tmp_path):
     into = tmp_path / "whole"
     merge(TABLES, parts, into)
     measure(parts[1], 5)
-    assert merge(TABLES, parts, into) == {"cells": 1, "cells-timings": 1}
+    assert merge(TABLES, parts, into) == {"cells.csv": 1, "cells-timings.csv": 1}
 
 
 def spoil_row(parts):
@@ -154,16 +149,6 @@ def test_a_fault_is_refused_in_one_line_and_nothing_is_written(parts, tmp_path, 
     assert "\n" not in str(caught.value) and files(tmp_path) == before and into.exists() == started
 
 
-@pytest.mark.parametrize("busy", ["b", "whole"])
-def test_a_table_that_is_being_written_is_refused(parts, tmp_path, busy):
-    into = measure(tmp_path / "whole", 7)
-    before = files(tmp_path)
-    with Table(tmp_path / busy / "cells-timings.csv", *TABLES["cells-timings"], provenance=IDENTITY):
-        with pytest.raises(ValueError, match=rf"another process is writing \S*{busy}/cells-timings\.csv"):
-            merge(TABLES, parts, into, ["samples"])
-    assert files(tmp_path) == before
-
-
 def test_a_folder_is_not_merged_into_itself(parts):
     with pytest.raises(ValueError, match="into itself: leave it out"):
         merge(TABLES, parts, parts[0].parent / "b" / ".." / "a")
@@ -171,8 +156,8 @@ def test_a_folder_is_not_merged_into_itself(parts):
 
 def test_the_table_that_tells_what_is_done_is_written_last(parts, tmp_path, monkeypatch):
     written = []
-    adopt = Table.adopt
-    monkeypatch.setattr(Table, "adopt", lambda self, *a: (written.append(self.path.stem), adopt(self, *a)))
+    add = Table._add
+    monkeypatch.setattr(Table, "_add", lambda self, *a: (written.append(self.path.stem), add(self, *a))[1])
     merge(TABLES, parts, tmp_path / "whole")
     assert written == ["cells-timings"] * 2 + ["cells"] * 2
 
@@ -198,7 +183,7 @@ def repro(parts, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("arguments", [["a", "b", "--into", "x/y"], ["--into", "x/y", "a", "b"]])
 def test_the_command_says_what_was_added(repro, tmp_path, arguments):
-    told = "merged  x/y: cells +4, cells-timings +4, samples +4\n"
+    told = "merged  x/y: cells.csv +4, cells-timings.csv +4, samples +4\n"
     assert repro("merge", "fake", *arguments) == (0, told, "")
     assert len((tmp_path / "x/y/cells.csv").read_text().splitlines()) == 5
 
@@ -224,12 +209,12 @@ def test_bad_input_is_one_line_and_status_2(repro, tmp_path, arguments, told):
 
 def test_convergence_may_be_merged(tmp_path):
     """Its keys are columns, and what tells that a cell is done comes first, so is written last."""
-    assert next(iter(convergence.TABLES)) == "convergence"
+    assert next(iter(convergence.TABLES)) == "convergence.csv"
     for name, (columns, key) in convergence.TABLES.items():
-        Table(tmp_path / f"{name}.csv", columns, key, provenance={}).close()
+        Table(tmp_path / name, columns, key, provenance={})
 
 
 def test_merging_needs_no_torch():
-    program = "import sys, repro.merging; print({'torch', 'pandas'} & set(sys.modules))"
+    program = "import sys, repro.results; print({'torch', 'pandas'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", program], cwd=cli.ROOT, capture_output=True, text=True)
     assert run.stdout == "set()\n", run.stderr

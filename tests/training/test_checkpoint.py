@@ -121,4 +121,16 @@ def test_a_state_that_could_run_code_is_not_loaded(checkpoints):
 def test_the_manifest_is_plain_json(checkpoints):
     checkpoints.save(10, state(10))
     manifest = json.loads((checkpoints.folder / "state-000010.json").read_text())
-    assert manifest["step"] == 10 and manifest["seed"] == 1 and len(manifest["sha256"]) == 64
+    assert (
+        manifest["step"] == 10
+        and manifest["rows"] == {}
+        and manifest["seed"] == 1
+        and len(manifest["sha256"]) == 64
+    )
+
+
+def test_the_rows_of_an_unfinished_run_are_kept_with_its_state(checkpoints):
+    rows = {"training": [{"step": 1, "loss": 0.1 + 0.2, "fault": None}, {"step": 2, "loss": float("nan")}]}
+    checkpoints.save(2, state(2), rows)
+    found = checkpoints.latest().rows["training"]
+    assert found[0] == rows["training"][0] and found[1]["loss"] != found[1]["loss"]

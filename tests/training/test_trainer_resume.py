@@ -35,6 +35,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(flux, tmp_path):
     train(first, 4, record=lambda r: whole.update({r.metrics["step"]: r.metrics}))
 
     checkpoints = Checkpoints(tmp_path, PROVENANCE)
+
+    def even(done: int) -> bool:
+        return done % 2 == 0
+
     seen: list[dict] = []
 
     def until_the_third(record: StepRecord) -> None:
@@ -43,7 +47,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(flux, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(make(flux, recipe), 4, record=until_the_third, checkpoints=checkpoints, checkpoint_every=2)
+        train(make(flux, recipe), 4, record=until_the_third, checkpoints=checkpoints, save=even)
     visited: list[int] = []
     second = make(flux, recipe)
     train(
@@ -52,7 +56,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(flux, tmp_path):
         record=lambda r: seen.append(r.metrics),
         visit=visited.append,
         checkpoints=checkpoints,
-        checkpoint_every=2,
+        save=even,
     )
     assert [m["step"] for m in seen] == [1, 2, 3, 3, 4] and visited == [2, 3, 4]
     assert all(m == whole[m["step"]] for m in seen)
@@ -73,16 +77,16 @@ from repro.results import Table
 from repro.training.trainer import train
 
 model, out, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-with Table(out / "metrics.csv", METRICS, ("step",), provenance=PROVENANCE) as table:
-    def record(result):
-        if not table.has(step=result.metrics["step"]):
-            table.append(result.metrics)
-        if result.metrics["step"] == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-    trainer = make(model, steps=4)
-    checkpoints = Checkpoints(out / "state", PROVENANCE)
-    train(trainer, 4, record=record, checkpoints=checkpoints, checkpoint_every=2)
-    torch.save(weights(trainer), out / "weights.pt")
+rows = {"metrics": []}
+def record(result):
+    rows["metrics"].append(result.metrics)
+    if result.metrics["step"] == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+trainer = make(model, steps=4)
+checkpoints = Checkpoints(out / "state", PROVENANCE)
+train(trainer, 4, record=record, checkpoints=checkpoints, save=lambda done: done % 2 == 0, rows=rows)
+Table(out / "metrics.csv", METRICS, ("step",), provenance=PROVENANCE).append(*rows["metrics"])
+torch.save(weights(trainer), out / "weights.pt")
 """
 
 
