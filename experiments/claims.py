@@ -156,7 +156,7 @@ CLAIMS = (
     Claim(
         "training is as stable, or more",
         "sometimes more stable",
-        "The seeds' spread of the rise beside exact's is in the section on convergence, where six seeds have it.",
+        "The spread of the seeds' rises beside exact's is in the section on convergence, from six seeds on.",
         headline=False,
     ),
     Claim(

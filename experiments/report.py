@@ -10,6 +10,7 @@ import base64
 import importlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from experiments import paper, summary
 from experiments.claims import MODELS, RUNS, Judged, judged
 from experiments.common.markdown import table as markdown_table
 from experiments.sections import SECTIONS, Section
+from repro.console import PLAIN_WIDTH
 from repro.results import provenance_path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +52,8 @@ def print_summary(results: Path) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    Console().print(Markdown(f"{_quick(results)}{summary.markdown(judged(results))}"))
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    console.print(Markdown(f"{_quick(results)}{summary.markdown(judged(results))}"))
 
 
 def filled(readme: str, found: Judged) -> str:
@@ -100,8 +103,8 @@ def claims_table(found: Judged) -> str:
         nothing = "not measured yet" if claim.table else "no verdict"
         if claim.held_by:
             nothing = f"as derived; held by `{claim.held_by}`"
-        rows.append((claim.what, claim.reported, claim.test, "; ".join(verdicts) or nothing))
-    return markdown_table(("claim", "reported", "test", "verdict"), rows)
+        rows.append((claim.what, claim.reported, "; ".join(verdicts) or nothing, claim.test))
+    return markdown_table(("claim", "reported", "verdict", "test"), rows)
 
 
 def _reasons(found: Judged) -> Iterator[str]:
