@@ -238,7 +238,7 @@ class Table:
         return self._add(added, self._provenance, unit)
 
     def replace(self, *rows: Mapping[str, Any]) -> None:
-        """Write the table anew from these rows, as what follows from other tables is."""
+        """Write the table anew from these rows, in their order, as what follows from other tables is."""
         lines = dict(self._encode(row) for row in rows)
         with lock(self.path.parent, self.path.name):
             self._write_provenance(dict(self._provenance))
@@ -252,12 +252,12 @@ class Table:
                 if not there:  # old rows must not outlive their provenance
                     self.path.unlink(missing_ok=True)
                 self._record(provenance, unit, first=not there)
-                self._write({**there, **new})
+                ordered = sorted({**there, **new}.items(), key=lambda item: self._order(item[0]))
+                self._write(dict(ordered))
             return len(new)
 
     def _write(self, rows: dict[Key, str]) -> None:
-        ordered = dict(sorted(rows.items(), key=lambda item: self._order(item[0])))
-        text = "".join(f"{line}\n" for line in (format_line(self.columns), *ordered.values())).encode()
+        text = "".join(f"{line}\n" for line in (format_line(self.columns), *rows.values())).encode()
         packed = gzip.compress(text, mtime=0) if self.path.suffix == ".gz" else text
         write_atomically(self.path, packed)
 

@@ -85,7 +85,7 @@ def test_contrasts_say_what_was_put_in(cells, capsys):
     words = " ".join(printed.split())
     assert "against JAGG, over the run: 1 lower, of 1 in all; this agrees." in words
     assert "consistently worse than JAGG (reported)" in words
-    assert ablation.plot(csv).stat().st_size > 4_000
+    assert ablation_report.plot(csv).stat().st_size > 4_000
 
 
 def test_efficiency_divides_a_rise_by_what_it_cost(cells):

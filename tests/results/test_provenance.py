@@ -44,13 +44,12 @@ def test_collect_tells_settings_code_and_machine(tmp_path):
     assert found["cpu"] and found["device"] and found["date"].endswith("+00:00") and found["command"]
     json.dumps(found)
     path = tmp_path / "t.csv"
-    with Table(path, COLUMNS, KEY, provenance=found) as table:
-        table.append(row(0))
+    Table(path, COLUMNS, KEY, provenance=found).append(row(0))
     other_place = provenance.collect(
         Config(out=tmp_path, fresh=True), seed=3, checkpoint=tmp_path / "weights"
     )
     same = {**other_place, "checkpoint_sha256": found["checkpoint_sha256"]}
-    Table(path, COLUMNS, KEY, provenance=same).close()  # where a table goes is no setting
+    Table(path, COLUMNS, KEY, provenance=same)  # where a table goes is no setting
 
 
 def test_code_version_is_this_checkouts():
@@ -112,13 +111,14 @@ def test_another_commit_or_date_is_resumed_and_recorded(tmp_path):
     path = tmp_path / "t.csv"
     measure(path, groups=1)
     first = json.loads(results.provenance_path(path).read_text())
-    assert first == MADE_BY
-    with open_table(path, commit="decade") as table:
-        assert json.loads(results.provenance_path(path).read_text()) == first  # nothing added yet
-        table.append(row(1))
-        table.append(row(2))
+    assert first == {**MADE_BY, "made": ["group 0"]}
+    table = open_table(path, commit="decade", session="later")
+    assert json.loads(results.provenance_path(path).read_text()) == first  # nothing added yet
+    table.append(row(1), unit="1")
+    table.append(row(2), unit="2")
     resumed = json.loads(results.provenance_path(path).read_text())
-    assert resumed == {**MADE_BY, "resumed": [{"rows_before": 2, "commit": "decade"}]}
+    session = {"commit": "decade", "session": "later", "made": ["1", "2"]}
+    assert resumed == {**first, "resumed": [session]}
 
 
 @pytest.mark.parametrize("content", [None, "{half"])
