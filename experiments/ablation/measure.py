@@ -22,15 +22,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from experiments.ablation.config import Config
 from experiments.common.inputs import load_model
-from experiments.common.intervals import MARGIN, compare
+from experiments.common.intervals import compare
 from experiments.convergence import measure as convergence
 from experiments.convergence.analysis import (
     OUTCOMES,
@@ -41,8 +42,7 @@ from experiments.convergence.analysis import (
     runs,
     spent,
 )
-from experiments.convergence.arms import ArmName, RegimeName
-from experiments.convergence.evaluation import REWARD
+from experiments.convergence.arms import REWARD, ArmName
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
 from repro.provenance import collect
@@ -91,18 +91,6 @@ EFFICIENCY_COLUMNS: dict[str, type] = {
     "seconds": float,
 }
 EFFICIENCY_KEY = ("regime", "arm", "lr_factor", "seed")
-
-
-@dataclass(frozen=True)
-class Config(convergence.Config):
-    """Contrasts between arms; the cells' options are those of convergence."""
-
-    arms: tuple[ArmName, ...] = ()
-    """ways to train; exact, jagg, endpoints-only readings and both subsets unless given; four with --quick"""
-    regimes: tuple[RegimeName, ...] = ()
-    """regimes in which the arms are compared; comfortable and sparse unless given, the first with --quick"""
-    margin: float = MARGIN
-    """share of the exact baseline's rise within which two arms count as equal"""
 
 
 def run(config: Config, ranks: Ranks = ALONE) -> Path:

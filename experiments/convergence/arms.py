@@ -33,6 +33,9 @@ ArmName: TypeAlias = Literal[
 RegimeName: TypeAlias = Literal["comfortable", "paper-eta", "sparse", "off-policy", "off-policy-corrected"]
 
 
+REWARD, SIMILARITY, DIVERSITY = "reward", "similarity", "diversity"
+"""Metrics of an evaluation; the evaluation scorers' go by their own names."""
+
 ALGORITHMS: dict[str, str] = {"dance_grpo": "DanceGRPO", "flow_grpo_fast": "Flow-GRPO-Fast"}
 """Labels, for figures and tables."""
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from experiments.common.inputs import load_prompts
+from experiments.convergence.arms import DIVERSITY, REWARD, SIMILARITY
 from repro import zoo
 from repro.console import note
 from repro.core.rollout import sample
@@ -33,9 +34,6 @@ from repro.training.stopwatch import Stopwatch
 
 BATCH_IMAGES = 48
 """Images sampled together."""
-
-REWARD, SIMILARITY, DIVERSITY = "reward", "similarity", "diversity"
-"""Metrics; the evaluation scorers' go by their own names."""
 
 
 class Prompts(NamedTuple):

@@ -14,7 +14,7 @@ sessions add runs to the same tables.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from torch import Tensor
 
 from experiments.common.fill import fill
 from experiments.common.inputs import Model, load_model, load_prompts, load_scorer
-from experiments.convergence.arms import ArmName, Cell, RegimeName, arms_of, plan_cells
-from experiments.convergence.evaluation import REWARD, Evaluator, load_evaluation_prompts
+from experiments.convergence.arms import REWARD, ArmName, Cell, arms_of, plan_cells
+from experiments.convergence.config import CHOICES, Config
+from experiments.convergence.evaluation import Evaluator, load_evaluation_prompts
 from experiments.convergence.start import BUNDLED_NOISE, check_noise, disturb
 from repro import zoo
 from repro.distributed.ranks import ALONE, Ranks
@@ -37,9 +38,8 @@ from repro.training.checkpoint import Checkpoints, Rows
 from repro.training.metrics import METRICS, PHASES, StepRecord
 from repro.training.overrides import Overrides, override
 from repro.training.policy import make_policy, weights_dtype
-from repro.training.recipe import Algorithm, Recipe, preset
+from repro.training.recipe import Recipe, preset
 from repro.training.trainer import Trainer, train
-from repro.training.validation import validate_ranks
 
 __all__ = ["Config", "run"]
 
@@ -55,68 +55,6 @@ TABLES: dict[str, Layout] = {
 }
 """The first tells that a run is done, so it is written last."""
 MERGED_FOLDERS = ("samples", "policies")
-
-CHOICES = ("arms", "regimes", "lr_factors", "seeds", "fewer_seeds", "checkpoint_every", "log", "save")
-"""Fields of the configuration that choose runs, or leave their results as they are."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """Training runs to compare; a recipe's settings below replace the preset's."""
-
-    model: str = "tiny-flux"
-    """bundled model (tiny-flux, tiny-qwen-image), diffusers folder, or hub id"""
-    algorithm: Algorithm = "dance_grpo"
-    """which preset to start from"""
-    quick: bool = False
-    """four arms, at most two seeds, 6 steps and 8 evaluation prompts, into results/quick"""
-    arms: tuple[ArmName, ...] = ()
-    """ways to train; all that the algorithm has unless given"""
-    regimes: tuple[RegimeName, ...] = ("comfortable",)
-    """regimes in which the arms are compared"""
-    lr_factors: tuple[float, ...] = (1.0,)
-    """multiples of the recipe's learning rate"""
-    seeds: int = 6
-    """training seeds of the arms on which a claim rests: exact, jagg, endpoints-own, subset, subset-paper"""
-    fewer_seeds: int = 3
-    """training seeds of the other arms"""
-    steps: int = 16
-    """training steps"""
-    evaluate_every: int = 4
-    """training steps between two evaluations; as many times more where a regime trains longer"""
-    start_noise: float | None = None
-    """noise on every weight matrix of the start, in its standard deviations; 0.6 for models of the bundled
-    size, which have little to learn without, and 0 for others unless given"""
-    train_prompts: int = 0
-    """prompts to train on, 0 for all there are"""
-    eval_prompts: int = 64
-    """prompts to evaluate on; few make seeds differ by which of them they happened to learn"""
-    eval_images: int = 2
-    """images per evaluation prompt"""
-    reward: str | None = None
-    """scorer to train on: hpsv2:PATH, ..., or module:function; bundled models have their own"""
-    eval_rewards: tuple[str, ...] = ()
-    """scorers to evaluate with besides; bundled models have two"""
-    prompts_file: Path | None = None
-    """training prompts, one a line; the bundled ones unless given"""
-    eval_prompts_file: Path | None = None
-    """evaluation prompts, one a line; the bundled ones unless given"""
-    recipe: Overrides = field(default_factory=Overrides)
-    """settings of the recipe, in place of the preset's"""
-    checkpoint_every: int = 10
-    """training steps between two saved states"""
-    save: bool = False
-    """keep every cell's trained policy, in folder policies, for the stock pipeline"""
-    log: logs.LogKind = "none"
-    """live curves besides the tables"""
-    device: str = "cpu"
-    """torch device"""
-    seed: int = 0
-    """of the prompts, and the first training seed"""
-    out: Path | None = None
-    """results folder; results, or results/quick"""
-    fresh: bool = False
-    """train everything again instead of resuming"""
 
 
 def run(config: Config, ranks: Ranks = ALONE) -> Path:
@@ -332,7 +270,7 @@ def _cells(config: Config, base: Recipe, ranks: Ranks) -> list[Cell]:
         config.fewer_seeds,
     )
     for cell in cells:
-        validate_ranks(cell.recipe(base), ranks)
+        cell.recipe(base).validate_ranks(ranks)
     return cells
 
 

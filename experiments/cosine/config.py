@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, get_args
 
 from repro.core.schemes.groups import Groups, equal_span_groups, equal_step_groups
-from repro.core.sde import shifted_sigmas
 from repro.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 VariantName = Literal["base", "eta-0.7", "eta-1", "W-5", "W-10", "equal-span", "shift-1", "bfloat16"]
 
@@ -71,11 +71,20 @@ class Variant:
     group_size: int
     shift: float
     equal_span: bool = False
-    dtype: torch.dtype = torch.float32
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the network."""
+        import torch
+
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.precision]
 
     @property
     def sigmas(self) -> Tensor:
         """(S + 1,), the sampler's noise levels."""
+        from repro.core.sde import shifted_sigmas
+
         return shifted_sigmas(self.sampling_steps, self.shift)
 
     @property
@@ -116,7 +125,7 @@ def variants(config: Config) -> list[Variant]:
         "W-10": replace(base, group_size=10),
         "equal-span": replace(base, equal_span=True),
         "shift-1": replace(base, shift=1.0),
-        "bfloat16": replace(base, dtype=torch.bfloat16, prompts=few),
+        "bfloat16": replace(base, precision="bfloat16", prompts=few),
     }
     chosen = [replace(all_variants[name], name=name) for name in dict.fromkeys(config.variants)]
     if not chosen:

@@ -8,13 +8,38 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from experiments import paper
-from experiments.speedup.step import Setting
 from repro.core.schemes import registry
 from repro.training.recipe import Algorithm
 
 NamedScheme: TypeAlias = tuple[registry.SchemeName, float]
 """A scheme's name, and the jagg_frac it takes."""
 Variation = Literal["base", "checkpointing", "velocities", "weights", "group-size", "jagg-frac", "batch"]
+
+
+Weights = Literal["full", "lora"]
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What is equal for all schemes that are timed against each other.
+
+    Attributes:
+        weights: all of them, or LoRA adapters.
+        checkpointing: of activations; on is the paper's mode.
+        algorithm: whose sampler and trained steps.
+        group_size: W.
+        batch: samples forwarded together at one step.
+        anchor_chunk: anchors in one backward.
+        velocities: `recompute`, the paper's layout, or `rollout`, this suite's default.
+    """
+
+    weights: Weights = "full"
+    checkpointing: bool = True
+    algorithm: Algorithm = "dance_grpo"
+    group_size: int = 4
+    batch: int = 48
+    anchor_chunk: int = 2
+    velocities: Literal["recompute", "rollout"] = "recompute"
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from experiments.speedup.config import Setting
 from experiments.speedup.laps import ENOUGH, Lap, Laps
 from experiments.speedup.memory import peak_memory
 from repro.core.cost import Counts
@@ -39,35 +40,11 @@ from repro.models import Conditioning, bind
 from repro.rewards import Scorer
 from repro.training.metrics import PHASES
 from repro.training.policy import Policy
-from repro.training.recipe import Algorithm, Recipe
+from repro.training.recipe import Recipe
 from repro.training.stopwatch import Stopwatch
 
-Weights = Literal["full", "lora"]
 REPEATS = 4
 """How often the cost model's unit is measured for a round: one forward is too short to be timed alone."""
-
-
-@dataclass(frozen=True, order=True)
-class Setting:
-    """What is equal for all schemes that are timed against each other.
-
-    Attributes:
-        weights: all of them, or LoRA adapters.
-        checkpointing: of activations; on is the paper's mode.
-        algorithm: whose sampler and trained steps.
-        group_size: W.
-        batch: samples forwarded together at one step.
-        anchor_chunk: anchors in one backward.
-        velocities: `recompute`, the paper's layout, or `rollout`, this suite's default.
-    """
-
-    weights: Weights = "full"
-    checkpointing: bool = True
-    algorithm: Algorithm = "dance_grpo"
-    group_size: int = 4
-    batch: int = 48
-    anchor_chunk: int = 2
-    velocities: Literal["recompute", "rollout"] = "recompute"
 
 
 class Unit(NamedTuple):

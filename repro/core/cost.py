@@ -16,15 +16,13 @@ A DanceGRPO step of 21 sampling steps and 5 groups of 4 then costs 21 + 5·16 = 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from repro.core.plan import Velocities, plan
-from repro.core.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from repro.core.schemes.scheme import Scheme
 
 
 class Counts(NamedTuple):
@@ -107,8 +105,3 @@ def speedup(baseline: float, method: float) -> float:
 def reduction(baseline: float, method: float) -> float:
     """The share of the baseline's cost that is saved: 1 - method / baseline, as the paper reports it."""
     return 1 - method / baseline
-
-
-def velocity_cache_bytes(n_steps: int, batch: int, latent_shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Memory of a rollout's velocities, (n_steps, batch, *latent_shape): as much as its latents."""
-    return n_steps * batch * math.prod(latent_shape) * dtype.itemsize

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from repro.core.schemes.scheme import Scheme
+if TYPE_CHECKING:
+    from repro.core.schemes.scheme import Scheme
 
 Velocities = Literal["rollout", "recompute", "correct"]
 

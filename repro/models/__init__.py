@@ -11,7 +11,18 @@ Adding a family is one file with a `Backbone` subclass and one line in `repro.mo
 
 from __future__ import annotations
 
-from repro.models.base import Backbone, Conditioning, bind
-from repro.models.loading import load
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from repro.models.base import Backbone, Conditioning, bind
+    from repro.models.loading import load
 
 __all__ = ["Backbone", "Conditioning", "bind", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = "loading" if name == "load" else "base"
+    return getattr(importlib.import_module(f"{__name__}.{place}"), name)

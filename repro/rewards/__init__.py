@@ -19,11 +19,14 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from repro.errors import InputError
-from repro.rewards.base import Scorer, UserScorer
+
+if TYPE_CHECKING:
+    import torch
+
+    from repro.rewards.base import Scorer
 
 SCORERS = {
     "hpsv2": ("repro.rewards.hpsv2", "load"),
@@ -33,6 +36,14 @@ SCORERS = {
 """Kind -> module and the function in it that loads one."""
 
 __all__ = ["Scorer", "load", "local_path"]
+
+
+def __getattr__(name: str) -> Any:  # the type loads torch, finding a scorer's files does not
+    if name != "Scorer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from repro.rewards.base import Scorer
+
+    return Scorer
 
 
 def load(spec: str, device: torch.device | str = "cpu") -> Scorer:
@@ -64,6 +75,8 @@ def load(spec: str, device: torch.device | str = "cpu") -> Scorer:
     scorer = getattr(found, source, None)
     if not callable(scorer):
         raise InputError(f"no scorer {spec}: {kind} has no function {source}")
+    from repro.rewards.base import UserScorer
+
     return UserScorer(spec, scorer)
 
 

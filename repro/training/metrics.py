@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from repro.core.gradient import GradientReport
+    from repro.core.gradient import GradientReport
 
 METRICS: dict[str, type] = {
     "step": int,
@@ -78,6 +78,8 @@ class Tally:
     _reports: list[tuple[GradientReport, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        import torch
+
         self.rewards = self.advantages = torch.full((self.group_size,), math.nan)
 
     @staticmethod
@@ -86,6 +88,8 @@ class Tally:
 
         Losses, gradient norms, updates and the rollout's forwards are every rank's already.
         """
+        import torch
+
         merged = replace(
             tallies[0],
             reference_forwards=sum(t.reference_forwards for t in tallies),

@@ -9,23 +9,29 @@ weights move. Both are the same loop (`repro.training.trainer`) with other setti
 
 Values of the presets are reported or early code where repro's `experiments.paper` has them, and ours where
 they are about a size (prompts per step, training steps) or about the bundled checkpoints.
+
+A recipe is data: torch is imported by what makes something of it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import torch
-from torch import Tensor
-
-from repro.core.cost import CostModel
-from repro.core.plan import Velocities
+from repro.core.cost import CostModel, Counts
+from repro.core.plan import Velocities, plan
 from repro.core.schemes import registry
 from repro.core.schemes.groups import equal_step_groups
-from repro.core.schemes.scheme import Scheme, step_subset
-from repro.core.sde import CPS, ODE, Dance, Flow, Kernel, shifted_sigmas
 from repro.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from repro.core.schemes.scheme import Scheme
+    from repro.core.sde import Kernel
+    from repro.distributed.ranks import Ranks
 
 Algorithm: TypeAlias = Literal["dance_grpo", "flow_grpo_fast"]
 
@@ -105,19 +111,106 @@ class Recipe:
     fault_limit: int = 5
     """training stops after so many steps in a row that could not be learned from"""
 
-    def validate(self) -> None:
-        """Refuse settings that are out of range or contradict each other.
+    def check(self) -> None:
+        """Refuse values that are out of range or contradict each other, as far as that goes without torch.
 
         Raises:
-            ValueError: in one line, what is wrong and what to change.
+            InputError: in one line, what is wrong, what was expected, what to change.
         """
-        from repro.training.validation import validate
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= least):
+                raise InputError(f"{name} is {value}, expected a finite number of at least {least}")
+        for name in (*_POSITIVE, *_POSITIVE_OR_INFINITE):
+            value = getattr(self, name)
+            if not value > 0 or (name in _POSITIVE and math.isinf(value)):
+                raise InputError(f"{name} is {value}, expected above 0{' and finite' * (name in _POSITIVE)}")
+        if self.jagg_frac > 1:
+            raise InputError(f"jagg_frac is {self.jagg_frac}, expected a share of the groups, 0 to 1")
+        if not 0 <= self.ema < 1:
+            raise InputError(f"ema is {self.ema}, expected a decay in [0, 1), 0 for none")
+        if self.warmup and self.schedule == "constant":
+            raise InputError("a constant schedule has no warmup: set schedule to constant_with_warmup")
+        self._check_steps()
+        self._check_updates()
 
-        validate(self)
+    def _check_steps(self) -> None:
+        noisy = self.sampling_steps - 1
+        first, last = self.window_range
+        if self.window and not (0 <= first and last <= noisy and self.window <= last - first):
+            raise InputError(
+                f"a window of {self.window} steps does not fit into window_range {first} {last}: expected "
+                f"0 <= first, first + window <= last <= {noisy}, the steps that can carry noise"
+            )
+        try:
+            groups = len(equal_step_groups(self.n_trained, self.group_size))
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        fraction = self.timestep_fraction
+        if not 0 < fraction <= 1 or self.n_trained_groups < 1:
+            raise InputError(
+                f"timestep_fraction {fraction} trains {fraction * groups:.2g} of {groups} groups: "
+                f"expected at least one, and at most all of them"
+            )
+        if (self.scheme == "subset") != bool(self.subset_steps) or self.subset_steps > self.n_trained:
+            raise InputError(
+                f"scheme {self.scheme} with subset_steps {self.subset_steps}: scheme subset takes 1 to "
+                f"{self.n_trained} of them, the others 0"
+            )
+        if self.subset_steps and fraction < 1:
+            raise InputError("subset_steps and timestep_fraction both choose the trained steps: drop one")
+
+    def _check_updates(self) -> None:
+        if self.images % self.updates:
+            raise InputError(
+                f"{self.images} images a prompt do not divide among {self.updates} updates: choose a multiple"
+            )
+        if self.stale == "correct" and self.velocities == "recompute":
+            raise InputError("stale correct has nothing to correct: set velocities to rollout")
+        if self.updates > 1 and self.velocities == "rollout" and self.stale == "refuse":
+            raise InputError(
+                f"{self.updates} updates make the rollout's velocities stale: set stale to recompute or "
+                "correct, or velocities to recompute"
+            )
+
+    def validate(self) -> None:
+        """`check`, and that kernel and scheme can be built.
+
+        Raises:
+            InputError: in one line, what is wrong, what was expected, what to change.
+        """
+        self.check()
+        try:
+            noise(self)
+            scheme = self.full_scheme()
+            if self.stale == "correct":
+                plan(scheme, "correct", self.anchor_chunk)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+    def validate_ranks(self, ranks: Ranks) -> None:
+        """Refuse what cannot be split over the ranks: they must make equally many passes.
+
+        Raises:
+            InputError: samples that do not divide, or prompts that are trained on unequally many anchors.
+        """
+        images = len(ranks.parts(self.prompts, self.images, "prompts per training step")[0][1])
+        if images % self.updates:
+            raise InputError(
+                f"{images} images of a prompt on a rank do not divide into {self.updates} updates: take "
+                "other numbers of images, updates or ranks"
+            )
+        if ranks.size > 1 and self.scheme == "routed" and self.timestep_fraction < 1:
+            raise InputError(
+                "scheme routed with a timestep_fraction below 1 gives some prompts more backwards than "
+                "others, which several ranks cannot share: take another scheme, all steps, or one rank"
+            )
 
     @property
     def sigmas(self) -> Tensor:
         """The sampler's noise levels, (sampling_steps + 1,) float64."""
+        from repro.core.sde import shifted_sigmas
+
         return shifted_sigmas(self.sampling_steps, self.shift)
 
     @property
@@ -127,6 +220,8 @@ class Recipe:
 
     def noisy_steps(self, generator: torch.Generator) -> range:
         """The sampling steps with noise in one training step."""
+        import torch
+
         if not self.window:
             return range(self.n_trained)
         first, last = self.window_range
@@ -136,6 +231,8 @@ class Recipe:
 
     def kernels(self, noisy: range) -> list[Kernel]:
         """One transition per sampling step: noise at the steps of `noisy`, Euler's elsewhere."""
+        from repro.core.sde import ODE
+
         return [noise(self) if i in noisy else ODE() for i in range(self.sampling_steps)]
 
     @property
@@ -148,16 +245,22 @@ class Recipe:
 
         With timestep_fraction below 1 the groups are shuffled and the first of them taken (early code).
         """
+        import torch
+
+        from repro.core.schemes.scheme import restrict
+
         scheme = self.full_scheme(noisy, generator)
         if self.timestep_fraction == 1:
             return list(noisy), scheme
         groups = equal_step_groups(self.n_trained, self.group_size)
         order = torch.randperm(len(groups), generator=generator)[: self.n_trained_groups]
         chosen = [j for g in sorted(order.tolist()) for j in groups[g]]
-        return [noisy[j] for j in chosen], registry.restrict(scheme, chosen)
+        return [noisy[j] for j in chosen], restrict(scheme, chosen)
 
     def full_scheme(self, noisy: range | None = None, generator: torch.Generator | None = None) -> Scheme:
         """The scheme over all steps with noise, by default the first ones, and any subset."""
+        import torch
+
         noisy = range(self.n_trained) if noisy is None else noisy
         return registry.build(
             self.scheme,
@@ -178,6 +281,13 @@ class Recipe:
             kl=self.kl_weight > 0,
         )
 
+    @property
+    def exact_step_cost(self) -> float:
+        """Cost in forwards of one image's training step under the exact scheme, the most any scheme takes."""
+        n = self.n_trained
+        price = self.cost_model.price
+        return price(Counts(self.sampling_steps, 0, 0)) + price(Counts(n, n, n), n)
+
     def update_cost(self, scheme: Scheme | None = None) -> float:
         """Predicted cost in forwards of an update over all trained steps, the mean over a rollout's updates.
 
@@ -192,8 +302,34 @@ class Recipe:
         return total / self.updates
 
 
+_LEAST = {
+    "sampling_steps": 2,
+    "guidance": 1,
+    "size": 0,
+    "window": 0,
+    "group_size": 1,
+    "jagg_frac": 0,
+    "subset_steps": 0,
+    "prompts": 1,
+    "images": 2,
+    "updates": 1,
+    "micro_batch": 0,
+    "anchor_chunk": 1,
+    "warmup": 0,
+    "weight_decay": 0,
+    "kl_weight": 0,
+    "lora_rank": 0,
+    "fault_limit": 1,
+}
+_POSITIVE = ("shift", "eta", "learning_rate")
+_POSITIVE_OR_INFINITE = ("max_grad_norm", "clip_range", "advantage_clip")
+"""Bounds, of which infinity is none."""
+
+
 def noise(recipe: Recipe) -> Kernel:
     """The transition of a recipe's noisy steps."""
+    from repro.core.sde import CPS, Dance, Flow
+
     kernels: dict[str, Any] = {
         "dance": lambda: Dance(recipe.eta),
         "flow": lambda: Flow(recipe.eta, float(recipe.sigmas[1])),
@@ -211,6 +347,8 @@ def equal_cost_subset(recipe: Recipe) -> int:
     forwarded again, as where several updates make them stale, more, as the steps left out spare their
     forwards too.
     """
+    from repro.core.schemes.scheme import step_subset
+
     target = recipe.update_cost()
     times = recipe.sigmas[: recipe.n_trained]
     costs = {k: recipe.update_cost(step_subset(times, range(k))) for k in range(1, len(times) + 1)}

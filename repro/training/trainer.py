@@ -48,7 +48,6 @@ from repro.training.optimizer import make_optimizer
 from repro.training.policy import Policy
 from repro.training.recipe import Recipe
 from repro.training.stopwatch import Stopwatch
-from repro.training.validation import validate_ranks
 
 
 def stream(*key: int | str) -> int:
@@ -85,7 +84,7 @@ class Trainer:
         ranks: Ranks = ALONE,
     ) -> None:
         recipe.validate()
-        validate_ranks(recipe, ranks)
+        recipe.validate_ranks(ranks)
         if not prompts:
             raise InputError("there are no prompts to train on: give at least one")
         self.recipe, self.policy, self.scorer = recipe, policy, scorer

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from core_problems import shifted_times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.core.cost import CostModel, Counts, reduction, speedup, velocity_cache_bytes
+from repro.core.cost import CostModel, Counts, reduction, speedup
 from repro.core.plan import plan
 from repro.core.schemes.jagg import endpoints_only, jagg, routed
 from repro.core.schemes.scheme import exact, step_subset
@@ -99,11 +98,6 @@ def test_plan_of_jagg():
     assert work.chunks == ((0, 1), (2, 3)) and work.late == ((0, 3), (4, 7))
     assert plan(jagg(TIMES[:8], 4), "correct", 2).late == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert plan(jagg(TIMES[:8], 4), "rollout", 2).early == tuple(range(8))
-
-
-def test_velocity_cache_is_as_large_as_its_latents():
-    latents = torch.zeros(20, 12, 16, 64, dtype=torch.bfloat16)
-    assert velocity_cache_bytes(20, 12, (16, 64), torch.bfloat16) == latents.numel() * latents.element_size()
 
 
 def test_invalid_requests():

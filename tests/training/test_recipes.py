@@ -11,7 +11,7 @@ import torch
 from experiments import paper
 from repro.core.schemes import registry
 from repro.core.schemes.jagg import jagg
-from repro.core.schemes.scheme import exact
+from repro.core.schemes.scheme import exact, restrict
 from repro.core.sde import ODE, Dance, Flow
 from repro.training import recipe as recipes
 from repro.training.overrides import Overrides, override
@@ -126,7 +126,7 @@ def test_timestep_fraction_trains_whole_groups():
 def test_restrict_refuses_to_cut_through_a_group():
     scheme = jagg(torch.linspace(1, 0.1, 8), 4)
     with pytest.raises(ValueError, match="choose whole groups"):
-        registry.restrict(scheme, [0, 1, 2])
+        restrict(scheme, [0, 1, 2])
 
 
 def test_a_subset_is_drawn_anew_and_is_exact_on_average():

@@ -8,9 +8,10 @@ last's), so groups of equal span are offered beside them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Groups = tuple[range, ...]
 
@@ -47,7 +48,7 @@ def equal_span_groups(times: Tensor | Sequence[float], n_groups: int, min_size: 
     Raises:
         ValueError: if times do not strictly decrease, or cannot be cut so.
     """
-    values = torch.as_tensor(times, dtype=torch.float64).tolist()
+    values = [float(time) for time in times]
     n = len(values)
     if any(b >= a for a, b in zip(values, values[1:], strict=False)):
         raise ValueError(f"times must strictly decrease, got {values}: pass the trained steps' sigmas")

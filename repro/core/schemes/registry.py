@@ -8,19 +8,20 @@
 | ``endpoints-own``, ``-sum``, ``-half``, ``-nearest`` | the readings of the paper's ablation |
 | ``subset`` | exact on ``subset_steps`` random steps, the rival at equal cost (ours) |
 
-Adding a scheme is one line in `build`; nothing else in this suite asks which one is running.
+Adding a scheme is a name, a label and a line in `build`; nothing else in this suite asks which one is
+running. Names and labels can be had without torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-from repro.core.schemes.jagg import endpoints_only, jagg, routed
-from repro.core.schemes.scheme import Scheme, exact, step_subset
+    from repro.core.schemes.scheme import Scheme
 
 SchemeName: TypeAlias = Literal[
     "exact",
@@ -33,6 +34,18 @@ SchemeName: TypeAlias = Literal[
     "endpoints-nearest",
     "subset",
 ]
+LABELS: dict[SchemeName, str] = {
+    "exact": "exact",
+    "jagg": "JAGG",
+    "jagg-index": "JAGG, index weights",
+    "routed": "JAGG, routed",
+    "endpoints-own": "endpoints: own s",
+    "endpoints-sum": "endpoints: whole sum",
+    "endpoints-half": "endpoints: half and half",
+    "endpoints-nearest": "endpoints: nearest",
+    "subset": "exact on fewer steps",
+}
+"""For figures and tables."""
 
 
 def build(
@@ -58,6 +71,10 @@ def build(
     Raises:
         ValueError: an unknown name, or values that the scheme's builder refuses.
     """
+    import torch
+
+    from repro.core.schemes.jagg import endpoints_only, jagg, routed
+    from repro.core.schemes.scheme import exact, step_subset
 
     def subset() -> Scheme:
         order = torch.randperm(len(times), generator=generator)
@@ -75,25 +92,5 @@ def build(
         "subset": subset,
     }
     if name not in builders:
-        raise ValueError(f"there is no scheme {name!r}, expected one of {', '.join(get_args(SchemeName))}")
+        raise ValueError(f"there is no scheme {name!r}, expected one of {', '.join(LABELS)}")
     return builders[name]()
-
-
-def restrict(scheme: Scheme, steps: Sequence[int]) -> Scheme:
-    """The scheme on some of its steps, for training a part of the groups.
-
-    Args:
-        scheme: whose rows at `steps` rest on anchors among `steps` alone, as whole groups do.
-        steps: strictly increasing.
-
-    Raises:
-        ValueError: if a row needs an anchor outside `steps`.
-    """
-    kept = [k for k, a in enumerate(scheme.anchors) if a in steps]
-    cut_off = [j for j in steps if not set(scheme.support(j)) <= set(kept)]
-    if cut_off:
-        raise ValueError(
-            f"steps {cut_off} of {scheme.name!r} rest on anchors that were left out: choose whole groups"
-        )
-    anchors = tuple(list(steps).index(scheme.anchors[k]) for k in kept)
-    return Scheme(scheme.name, scheme.times[list(steps)], anchors, scheme.weights[list(steps)][:, kept])

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Scheme", "Times", "compose", "exact", "step_subset"]
+__all__ = ["Scheme", "Times", "compose", "exact", "restrict", "step_subset"]
 
 Times = Tensor | Sequence[float]
 
@@ -188,3 +188,23 @@ def step_subset(times: Times, steps: Sequence[int], rescale: bool = False) -> Sc
         raise ValueError(f"steps must be one or more distinct steps in 0..{n - 1}, got {tuple(steps)}")
     weights = torch.eye(n, dtype=torch.float64)[:, list(anchors)] * (n / k if rescale else 1.0)
     return Scheme(f"subset-{k}of{n}", torch.as_tensor(times), anchors, weights)
+
+
+def restrict(scheme: Scheme, steps: Sequence[int]) -> Scheme:
+    """The scheme on some of its steps, for training a part of the groups.
+
+    Args:
+        scheme: whose rows at `steps` rest on anchors among `steps` alone, as whole groups do.
+        steps: strictly increasing.
+
+    Raises:
+        ValueError: if a row needs an anchor outside `steps`.
+    """
+    kept = [k for k, a in enumerate(scheme.anchors) if a in steps]
+    cut_off = [j for j in steps if not set(scheme.support(j)) <= set(kept)]
+    if cut_off:
+        raise ValueError(
+            f"steps {cut_off} of {scheme.name!r} rest on anchors that were left out: choose whole groups"
+        )
+    anchors = tuple(list(steps).index(scheme.anchors[k]) for k in kept)
+    return Scheme(scheme.name, scheme.times[list(steps)], anchors, scheme.weights[list(steps)][:, kept])
