@@ -62,7 +62,7 @@ EXPERIMENTS = {
     ),
     "allgather": Experiment(
         "experiments.allgather.measure",
-        "All-gathers and reduce-scatters of an update under FSDP2, layout by layout.",
+        "All-gathers and reduce-scatters of an update under FSDP1 and FSDP2, layout by layout.",
     ),
 }
 
@@ -113,8 +113,7 @@ def _is_for_the_user(error: BaseException) -> bool:
 
 
 def _figure(experiment: str) -> Any:
-    place = "measure" if experiment == "allgather" else "figure"
-    return importlib.import_module(f"experiments.{experiment}.{place}")
+    return importlib.import_module(f"experiments.{experiment}.figure")
 
 
 class Run:

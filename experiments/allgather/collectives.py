@@ -1,4 +1,4 @@
-"""The collectives of one update under FSDP2, counted block by block, and how far its gradient is off.
+"""The collectives of one update under FSDP, counted block by block, and how far its gradient is off.
 
 `experiments.allgather.measure` tabulates what is counted here.
 """
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from experiments.allgather.layouts import problem, update
+from experiments.allgather.wrappers import WRAPPERS
 from repro.core.gradient import VelocityFn
-from repro.distributed.fsdp import full_gradients
 from repro.distributed.ranks import Ranks
 
 
@@ -47,6 +47,8 @@ class Collectives(CommDebugMode):
         packet = getattr(func, "_overloadpacket", None)
         if packet is torch.ops.c10d._allgather_base_:
             self.calls.append((self._phase, "all_gather", args[0].numel()))  # the gathered output
+        elif packet is torch.ops.c10d.allgather_:  # FSDP1's on a CPU: a list of every rank's part
+            self.calls.append((self._phase, "all_gather", sum(part.numel() for part in args[0][0])))
         elif packet is torch.ops.c10d._reduce_scatter_base_:
             self.calls.append((self._phase, "reduce_scatter", args[1].numel()))  # the whole input
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -65,36 +67,37 @@ class Collectives(CommDebugMode):
 
 
 def count(
-    ranks: Ranks, groups: int, group_size: int, seed: int, rows: Sequence[tuple[str, bool, bool]]
+    ranks: Ranks, groups: int, group_size: int, seed: int, rows: Sequence[tuple[str, str, bool, bool]]
 ) -> list[dict[str, Any]]:
-    """The all-gather table's rows for (layout, checkpointing, sync held back), on every rank alike."""
+    """The all-gather table's rows for (wrapper, layout, checkpointing, held back), alike on all ranks."""
     counted = []
-    for checkpointing in dict.fromkeys(row[1] for row in rows):
-        case = problem(ranks, groups, group_size, seed, checkpointing)
-        for layout, _, held_back in (row for row in rows if row[1] == checkpointing):
+    for wrapper, checkpointing in dict.fromkeys((row[0], row[2]) for row in rows):
+        case = problem(ranks, groups, group_size, seed, checkpointing, WRAPPERS[wrapper])
+        for _, layout, _, held_back in (row for row in rows if (row[0], row[2]) == (wrapper, checkpointing)):
             with Collectives() as log:
                 backward_calls = update(case, layout, group_size, held_back, log.watch)
-            error = gradient_error(full_gradients(case.policy), case.reference[layout.split("-")[0]])
-            case.policy.zero_grad()
+            error = gradient_error(case.policy.gradients(), case.reference[layout.split("-")[0]])
+            case.policy.module.zero_grad()
             counted.append(
                 {
+                    "wrapper": wrapper,
                     "layout": layout,
                     "checkpointing": checkpointing,
                     "sync_held_back": held_back,
                     "ranks": ranks.size,
-                    "blocks": case.n_blocks,
+                    "blocks": len(case.policy.block_sizes),
                     "groups": groups,
                     "group_size": group_size,
                     "backward_calls": backward_calls,
-                    **per_block(log, case.block_sizes, case.n_blocks),
+                    **per_block(log, case.policy.block_sizes),
                     "gradient_error": error,
                 }
             )
     return counted
 
 
-def per_block(log: Collectives, sizes: frozenset[int], n_blocks: int) -> dict[str, float]:
-    """The collectives of a block's size, by kind and divided by the number of blocks; and the others.
+def per_block(log: Collectives, sizes: Sequence[int]) -> dict[str, float]:
+    """The collectives of the blocks' sizes, by kind and divided by the number of blocks; and the others.
 
     Raises:
         RuntimeError: if there were none, for then the sizes must be wrong.
@@ -103,12 +106,12 @@ def per_block(log: Collectives, sizes: frozenset[int], n_blocks: int) -> dict[st
     if not of_blocks:
         seen = sorted({call[2] for call in log.calls})
         raise RuntimeError(
-            f"no collective has a block's size, one of {sorted(sizes)}: there were those of {seen}"
+            f"no collective has a block's size, one of {sorted(set(sizes))}: there were those of {seen}"
         )
     return {
-        "all_gathers_forward": of_blocks.count(("forward", "all_gather")) / n_blocks,
-        "all_gathers_backward": of_blocks.count(("backward", "all_gather")) / n_blocks,
-        "reduce_scatters_backward": of_blocks.count(("backward", "reduce_scatter")) / n_blocks,
+        "all_gathers_forward": of_blocks.count(("forward", "all_gather")) / len(sizes),
+        "all_gathers_backward": of_blocks.count(("backward", "all_gather")) / len(sizes),
+        "reduce_scatters_backward": of_blocks.count(("backward", "reduce_scatter")) / len(sizes),
         "root_collectives": len(log.calls) - len(of_blocks),
     }
 

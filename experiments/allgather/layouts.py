@@ -1,7 +1,6 @@
-"""One update under FSDP2, a sharded policy's gradient, in every layout.
+"""One update of a sharded policy in every layout of `experiments.allgather.config.LAYOUTS`.
 
-`experiments.allgather.measure` says what the layouts are; `experiments.allgather.collectives` counts what
-they gather.
+`experiments.allgather.collectives` counts what they gather.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from experiments import paper
+from experiments.allgather.wrappers import Sharded, fsdp2
 from repro.core.gradient import VelocityFn, accumulate_gradient, upstream_gradient
 from repro.core.grpo import ClippedSurrogate
 from repro.core.rollout import Trajectory, reindex, sample
@@ -22,19 +22,19 @@ from repro.core.schemes.groups import equal_step_groups
 from repro.core.schemes.jagg import jagg
 from repro.core.schemes.scheme import Scheme, exact
 from repro.core.sde import Dance, shifted_sigmas
-from repro.distributed.fsdp import blocks, full_gradients, shard, sync_once
+from repro.distributed.fsdp import full_gradients, sync_once
 from repro.distributed.ranks import Ranks
 from repro.models import Conditioning, bind
 from repro.models.synthetic import build
 
-LAYOUTS = {
-    "exact": "exact, step by step",
-    "exact-stacked": "exact, W steps stacked",
-    "jagg-early": "JAGG, early code: two backwards",
-    "jagg-joint": "JAGG, two graphs, joint backward",
-    "jagg-stacked": "JAGG, endpoints stacked",
-    "jagg-rollout": "JAGG, stacked, rollout's velocities",
-}
+At: TypeAlias = Callable[[int], Tensor]
+"""Step j -> (1, B, *shape), its velocity."""
+Upstream: TypeAlias = Callable[[Tensor], Tensor]
+"""A group's velocities -> the endpoints' upstream gradients."""
+Sync: TypeAlias = Callable[[bool], None]
+"""Told before a backward whether it is the group's last."""
+GroupUpdate: TypeAlias = Callable[[range, At, Upstream, Sync], int]
+"""Accumulates a group's gradient; returns the calls of backward."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,16 +43,12 @@ class Problem:
 
     Attributes:
         policy: sharded.
-        block_sizes: of a block's collectives, one for each kind of block.
-        n_blocks: how many blocks there are.
         velocity, surrogate, trajectory: of this rank's samples.
         schemes: by the first word of a layout's name.
         reference: for each scheme the single process's gradient on all ranks' samples.
     """
 
-    policy: Any
-    block_sizes: frozenset[int]
-    n_blocks: int
+    policy: Sharded
     velocity: VelocityFn
     surrogate: ClippedSurrogate
     trajectory: Trajectory
@@ -66,6 +62,7 @@ def problem(
     group_size: int,
     seed: int = 0,
     checkpointing: bool = False,
+    wrap: Callable[[nn.Module], Sharded] = fsdp2,
     dtype: torch.dtype | None = None,
     samples: int = 2,
 ) -> Problem:
@@ -76,6 +73,7 @@ def problem(
         groups, group_size: of the trained steps.
         seed: of weights, latents and advantages.
         checkpointing: of activations.
+        wrap: shards the policy.
         dtype: of the network under autocast, the ranks' and the single process's, as a policy trains; the
             rollout is in float32.
         samples: each rank's.
@@ -108,12 +106,11 @@ def problem(
         )
         reference[name] = full_gradients(policy)
         policy.zero_grad()
-    sizes = [gathered_size(block, ranks.size) for block in blocks(policy)]
+    sharded = wrap(policy)
+    backbone.pipeline.transformer = sharded.module  # what `velocity` calls
     own = slice(ranks.rank * samples, (ranks.rank + 1) * samples)
     return Problem(
-        policy=shard(policy, dtype, cast_inputs=dtype is None),
-        block_sizes=frozenset(sizes),
-        n_blocks=len(sizes),
+        policy=sharded,
         velocity=trained(conditioning.index(own)),
         surrogate=surrogate(own),
         trajectory=trajectory.samples(own),
@@ -130,11 +127,6 @@ def _autocast(velocity: VelocityFn, dtype: torch.dtype | None) -> VelocityFn:
     return cast
 
 
-def gathered_size(block: nn.Module, ranks: int) -> int:
-    """How many numbers a block's all-gather moves: FSDP2 pads every dim 0 to a multiple of the ranks."""
-    return sum(-(-len(p) // ranks) * ranks * p[0].numel() for p in block.parameters())
-
-
 def update(
     case: Problem,
     layout: str,
@@ -144,8 +136,8 @@ def update(
 ) -> int:
     """Accumulate the gradient of all groups in a layout; returns the calls of backward."""
     n = case.surrogate.n_steps
-    if layout in ("jagg-early", "jagg-joint"):
-        return _two_graphs(case, group_size, layout == "jagg-joint", held_back, watch(case.velocity))
+    if layout in TWO_GRAPHS:
+        return _two_graphs(case, group_size, TWO_GRAPHS[layout], held_back, watch(case.velocity))
     scheme = case.schemes[layout.split("-")[0]]
     chunk = {"exact": 1, "exact-stacked": group_size}.get(layout, 2)
     backwards = -(-scheme.n_anchors // chunk)
@@ -168,34 +160,60 @@ def _reduced(case: Problem, held_back: bool, backwards: int, velocity: VelocityF
     if not held_back:
         yield velocity
         return
-    with sync_once(case.policy, velocity, backwards) as counted:
+    with sync_once(case.policy.module, velocity, backwards) as counted:
         yield counted
 
 
-def _two_graphs(case: Problem, group_size: int, joint: bool, held_back: bool, velocity: VelocityFn) -> int:
-    """JAGG as the paper (`joint`) or its early code lays it out: each endpoint has a forward of its own.
-
-    The early code forwards all W steps for their velocities, and the endpoints again for their graphs.
-    """
-    n = case.surrogate.n_steps
-    latents = case.trajectory.trained(n).latents
+def _two_graphs(
+    case: Problem, group_size: int, of_a_group: GroupUpdate, held_back: bool, velocity: VelocityFn
+) -> int:
+    """JAGG with a forward of its own for each endpoint; returns the calls of backward."""
+    latents = case.trajectory.trained(case.surrogate.n_steps).latents
     weights = case.schemes["jagg"].weights.float()
-    groups = equal_step_groups(n, group_size)
+    groups = equal_step_groups(case.surrogate.n_steps, group_size)
     calls = 0
     for i, group in enumerate(groups):
-        ends = (group[0], group[-1])
-        with torch.no_grad():
-            untracked = {j: velocity([j], latents[j : j + 1]) for j in (group[1:-1] if joint else group)}
-        tracked = {j: velocity([j], latents[j : j + 1]) for j in ends}
-        v = torch.cat([untracked[j] if j in untracked else tracked[j].detach() for j in group])
-        _, s = upstream_gradient(case.surrogate, group, v)
         phi = weights[group.start : group.stop, 2 * i : 2 * i + 2]
-        upstream = torch.tensordot(phi, s, dims=([0], [0]))[:, None]  # (2, 1, B, *shape)
-        outputs = [tracked[j] for j in ends]
-        passes = [slice(0, 2)] if joint else [slice(0, 1), slice(1, 2)]
-        for part in passes:
-            last = group is groups[-1] and part is passes[-1]
-            case.policy.set_requires_gradient_sync(last or not held_back)
-            torch.autograd.backward(outputs[part], list(upstream[part]))
-            calls += 1
+
+        def upstream(v: Tensor, group: range = group, phi: Tensor = phi) -> Tensor:
+            """(W, B, *shape) velocities -> (2, 1, B, *shape), what the endpoints' backwards start from."""
+            _, s = upstream_gradient(case.surrogate, group, v)
+            return torch.tensordot(phi, s, dims=([0], [0]))[:, None]
+
+        def at(j: int) -> Tensor:
+            return velocity([j], latents[j : j + 1])
+
+        def sync(last: bool, group: range = group) -> None:
+            case.policy.module.set_requires_gradient_sync(not held_back or (last and group is groups[-1]))
+
+        calls += of_a_group(group, at, upstream, sync)
     return calls
+
+
+def _joint(group: range, at: At, upstream: Upstream, sync: Sync) -> int:
+    """The paper's: graphs of both endpoints, then one backward through them."""
+    ends = (group[0], group[-1])
+    tracked = {j: at(j) for j in ends}
+    with torch.no_grad():
+        v = torch.cat([tracked[j].detach() if j in tracked else at(j) for j in group])
+    sync(True)
+    torch.autograd.backward([tracked[j] for j in ends], list(upstream(v)))
+    return 1
+
+
+def _early(group: range, at: At, upstream: Upstream, sync: Sync) -> int:
+    """The early code's: all W steps for their velocities, then each endpoint again, with its own backward.
+
+    Each backward follows its forward: at a backward's end FSDP1 lets go of the hooks of graphs that wait, and
+    their own backward would find the weights freed.
+    """
+    with torch.no_grad():
+        s = upstream(torch.cat([at(j) for j in group]))
+    for part, j in zip(s, (group[0], group[-1]), strict=True):
+        v = at(j)
+        sync(j == group[-1])
+        v.backward(part)
+    return 2
+
+
+TWO_GRAPHS: dict[str, GroupUpdate] = {"jagg-early": _early, "jagg-joint": _joint}

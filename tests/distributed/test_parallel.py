@@ -1,5 +1,4 @@
-"""FSDP2 on two gloo ranks: the single process's gradient, the collectives of every layout, lost ranks,
-resuming.
+"""FSDP2 on two gloo ranks: bfloat16, advantages, lost ranks, resuming.
 
 The ranks are started once; what they find is asserted here.
 """
@@ -11,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from experiments.allgather.collectives import Collectives, count, gradient_error, per_block
-from experiments.allgather.layouts import LAYOUTS, gathered_size, problem, update
-from experiments.allgather.measure import COLUMNS, Config, plot, show
+from experiments.allgather.collectives import gradient_error
+from experiments.allgather.layouts import problem, update
+from experiments.allgather.wrappers import fsdp2
 from repro.core.grpo import group_advantages
-from repro.distributed.fsdp import blocks, full_gradients, load, save, shared_advantages, sync_once
+from repro.distributed.fsdp import blocks, load, save, shared_advantages, sync_once
 from repro.distributed.ranks import Ranks, spawn
 from repro.models.synthetic import build
-from repro.results import Table
 from repro.training.optimizer import make_optimizer
 from repro.training.recipe import Recipe
 
-GROUPS, W = 2, 4
+W = 4
 REWARDS = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
-ROWS = [
-    *((layout, False, held_back) for layout in LAYOUTS for held_back in (False, True)),
-    ("jagg-joint", True, False),
-    ("jagg-stacked", True, True),
-]
 
 
 def state(network: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict[str, Any]:
@@ -55,30 +45,30 @@ def advantages(rewards: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 
 def on_each_rank(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    rows = count(ranks, GROUPS, W, 0, ROWS)
-
-    half = problem(ranks, 1, W, checkpointing=True, dtype=torch.bfloat16)
+    sharded = partial(fsdp2, dtype=torch.bfloat16)
+    half = problem(ranks, 1, W, checkpointing=True, wrap=sharded, dtype=torch.bfloat16)
     update(half, "jagg-stacked", W)
-    half_error = gradient_error(full_gradients(half.policy), half.reference["jagg"])
+    half_error = gradient_error(half.policy.gradients(), half.reference["jagg"])
     rounding = gradient_error(half.reference["jagg"], problem(ranks, 1, W).reference["jagg"])
 
     try:
-        with sync_once(half.policy, half.velocity, backwards=2):
+        with sync_once(half.policy.module, half.velocity, backwards=2):
             pass
         miscounted = ""
     except ValueError as error:
         miscounted = str(error)
 
-    optimizer, _ = make_optimizer(list(half.policy.parameters()), Recipe(learning_rate=1e-2), updates=1)
+    optimizer, _ = make_optimizer(
+        list(half.policy.module.parameters()), Recipe(learning_rate=1e-2), updates=1
+    )
     optimizer.step()
-    save(folder / "checkpoint", state(half.policy, optimizer, 7))
+    save(folder / "checkpoint", state(half.policy.module, optimizer, 7))
     return {
-        "rows": rows,
         "half_error": half_error,
         "rounding": rounding,
         "miscounted": miscounted,
-        "weights": {n: p.full_tensor().detach() for n, p in half.policy.named_parameters()},
-        "moments": [optimizer.state[p]["exp_avg"].full_tensor() for p in half.policy.parameters()],
+        "weights": {n: p.full_tensor().detach() for n, p in half.policy.module.named_parameters()},
+        "moments": [optimizer.state[p]["exp_avg"].full_tensor() for p in half.policy.module.parameters()],
         "advantages": {groups: advantages(REWARDS[:groups], ranks) for groups in (1, 4)},
         "prompts": ranks.share(["a", "b", "c", "d"]),
     }
@@ -94,71 +84,11 @@ def found(folder: Path) -> list[dict[str, Any]]:
     return spawn(on_each_rank, 2, folder)
 
 
-def row(found: list[dict[str, Any]], *key: Any) -> dict[str, Any]:
-    return next(r for r, k in zip(found[0]["rows"], ROWS, strict=True) if k == key)
-
-
-@pytest.mark.parametrize("key", ROWS, ids=lambda k: "-".join(map(str, k)))
-def test_the_gradient_is_the_single_processs(found: list[dict[str, Any]], key: Any) -> None:
-    assert row(found, *key)["gradient_error"] < 1e-5
-
-
-# Per block and group: all-gathers forward and backward; per block and update: reduce-scatters, each backward,
-# held.
-COLLECTIVES = {
-    "exact": (4, 4, 8, 1),
-    "exact-stacked": (1, 1, 2, 1),
-    "jagg-early": (6, 2, 4, 1),
-    # Gathered for each graph. Autograd hands a parameter both graphs' sum at once; what was held back of the
-    # first group makes one reduce more in the last.
-    "jagg-joint": (4, 2, 2, 2),
-    "jagg-stacked": (2, 1, 2, 1),
-    "jagg-rollout": (1, 1, 2, 1),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_collectives_of_a_block(found: list[dict[str, Any]], layout: str) -> None:
-    forward, backward, each, held = COLLECTIVES[layout]
-    for held_back, scatters in ((False, each), (True, held)):
-        r = row(found, layout, False, held_back)
-        assert r["all_gathers_forward"] == forward * GROUPS
-        assert r["all_gathers_backward"] == backward * GROUPS
-        assert r["reduce_scatters_backward"] == scatters
-
-
-def test_checkpointing_gathers_no_more(found: list[dict[str, Any]]) -> None:
-    for key in (("jagg-joint", True, False), ("jagg-stacked", True, True)):
-        with_, without = row(found, *key), row(found, key[0], False, key[2])
-        for column in ("all_gathers_forward", "all_gathers_backward", "reduce_scatters_backward"):
-            assert with_[column] == without[column]
-
-
 def test_bfloat16_runs_with_checkpointing(found: list[dict[str, Any]]) -> None:
     # Float32 rotary embeddings stop the recompute if a block's inputs are cast. The single process's gradient
     # under the same autocast was 0.25 % away, float32's 33 %.
     assert 0 < found[0]["half_error"] < 0.0075
     assert found[0]["rounding"] > 0.001
-
-
-@pytest.fixture
-def three_ranks() -> Iterator[DeviceMesh]:
-    """Three ranks of which this process is one, and the others are made up."""
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=3)
-    try:
-        yield init_device_mesh("cpu", (3,))
-    finally:
-        distributed.destroy_process_group()
-
-
-def test_collectives_are_as_large_as_the_padded_block(three_ranks: DeviceMesh) -> None:
-    block = fully_shard(torch.nn.Sequential(torch.nn.Linear(3, 5)), mesh=three_ranks)
-    with Collectives() as log:
-        block(torch.ones(1, 3)).sum().backward()
-    assert gathered_size(torch.nn.Linear(3, 5), 3) == 24  # 6 x 3 and 6
-    assert log.calls == [("backward", "all_gather", 24), ("backward", "reduce_scatter", 24)]
-    with pytest.raises(RuntimeError, match=r"one of \[20\]: there were those of \[24\]"):
-        per_block(log, frozenset({20}), 1)
 
 
 def test_a_wrong_number_of_backwards_is_refused(found: list[dict[str, Any]]) -> None:
@@ -279,21 +209,3 @@ def test_a_rank_that_dies_ends_the_others(victim: int) -> None:
     assert f"repro: rank {1 - victim} of 2 lost another rank" in message
     assert "rerun the same command to resume" in message
     assert "Traceback" not in message
-
-
-def test_the_table_is_shown_and_drawn(
-    found: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    csv = tmp_path / "allgather.csv"
-    with Table(csv, COLUMNS, ("layout", "checkpointing", "sync_held_back"), provenance={}) as table:
-        table.append(*found[0]["rows"])
-    show(csv)
-    assert "exactly one" in capsys.readouterr().out
-    assert plot(csv).stat().st_size > 4_000
-
-
-def test_a_table_of_one_rank_is_refused(tmp_path: Path) -> None:
-    from experiments.allgather.measure import run
-
-    with pytest.raises(ValueError, match="take 2 or more ranks"):
-        run(Config(ranks=1, out=tmp_path))
