@@ -198,8 +198,8 @@ def results(pytestconfig: pytest.Config, backbone: Backbone) -> Iterator[tuple[T
     config = {name: pytestconfig.getoption(f"--{name}") for name in ("model", "batch", "device")}
     checkpoint = zoo.resolve(config["model"])
     provenance = collect(config, seed=0, checkpoint=checkpoint, device=config["device"])
-    with Table(folder / "benchmarks.csv", COLUMNS, KEY, provenance=provenance, fresh=True) as table:
-        yield table, {**config, "device": provenance["device"]}
+    table = Table(folder / "benchmarks.csv", COLUMNS, KEY, provenance=provenance, fresh=True)
+    yield table, {**config, "device": provenance["device"]}
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ def _recorded(request: pytest.FixtureRequest, results: tuple[Table, dict[str, An
     table, common = results
     stats, extra = benchmark.stats.stats, benchmark.extra_info
     name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").rstrip("]")
-    figures = {name: extra.get(name) for name in ("plain_loop_s", "times_as_fast", "core_share")}
+    figures = {column: extra.get(column) for column in ("plain_loop_s", "times_as_fast", "core_share")}
     table.append(
         {
             **common,
@@ -223,5 +223,6 @@ def _recorded(request: pytest.FixtureRequest, results: tuple[Table, dict[str, An
             "median_s": stats.median,
             "min_s": stats.min,
             **figures,
-        }
+        },
+        unit=name,
     )
