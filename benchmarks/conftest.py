@@ -23,9 +23,9 @@ from torch import Tensor
 from experiments import paper
 from experiments.benchmarks.report import COLUMNS, KEY
 from repro import zoo
-from repro.core.gradient import GradientReport, VelocityFn, accumulate_gradient
-from repro.core.grpo import ClippedSurrogate
-from repro.core.rollout import Trajectory, reindex, sample
+from repro.core.gradient import GradientReport, VelocityFn
+from repro.core.minibatch import Minibatch
+from repro.core.rollout import Trajectory, sample
 from repro.core.schemes.scheme import Scheme
 from repro.core.sde import Dance, shifted_sigmas
 from repro.models import Backbone, Conditioning, bind, load
@@ -66,16 +66,9 @@ class Batch:
         return self.sigmas[: self.n_steps]
 
     @property
-    def velocity(self) -> VelocityFn:
-        """The network at the trained steps."""
-        return reindex(bind(self.backbone, self.conditioning, self.sigmas), self.n_steps)
-
-    @property
-    def surrogate(self) -> ClippedSurrogate:
-        """The clipped objective."""
-        return ClippedSurrogate.from_trajectory(
-            self.trajectory, self.n_steps, self.advantages, paper.CLIP_RANGE.low
-        )
+    def network(self) -> VelocityFn:
+        """The velocity at the sampling steps."""
+        return bind(self.backbone, self.conditioning, self.sigmas)
 
     def first(self, samples: int) -> Batch:
         """The same with fewer samples."""
@@ -87,18 +80,17 @@ class Batch:
             advantages=self.advantages[part],
         )
 
+    @property
+    def minibatch(self) -> Minibatch:
+        """Of all samples, with the clipped objective."""
+        return Minibatch(self.network, self.trajectory, self.n_steps, self.advantages, paper.CLIP_RANGE.low)
+
     def update(
-        self, scheme: Scheme, chunk: int = 2, kept: bool = False, velocity: VelocityFn | None = None
+        self, scheme: Scheme, chunk: int = 2, kept: bool = False, network: VelocityFn | None = None
     ) -> GradientReport:
         """Accumulate a scheme's gradient; `kept` takes the rollout's velocities."""
-        return accumulate_gradient(
-            scheme,
-            velocity or self.velocity,
-            self.surrogate,
-            self.trajectory.trained(self.n_steps).latents,
-            rollout=self.trajectory.cache(self.n_steps) if kept else None,
-            policy_version=0,
-            anchor_chunk=chunk,
+        return replace(self.minibatch, network=network or self.network).accumulate(
+            scheme, velocities="rollout" if kept else "recompute", policy_version=0, anchor_chunk=chunk
         )
 
     def plain(self) -> float:

@@ -27,4 +27,4 @@ def test_log_prob(timed: Any, batch: Batch) -> None:
 
 def test_upstream_gradient_of_all_steps(timed: Any, batch: Batch) -> None:
     velocities = batch.trajectory.velocities[: batch.n_steps]
-    timed(lambda: upstream_gradient(batch.surrogate, range(batch.n_steps), velocities))
+    timed(lambda: upstream_gradient(batch.minibatch.surrogate, range(batch.n_steps), velocities))

@@ -10,20 +10,18 @@ from conftest import Batch
 from experiments import paper
 from repro.core.rollout import sample
 from repro.core.sde import Dance
-from repro.models import bind
 
 
 def test_rollout(timed: Any, batch: Batch) -> None:
-    velocity = bind(batch.backbone, batch.conditioning, batch.sigmas)
     noise = batch.trajectory.latents[0]
     generator = torch.Generator().manual_seed(0)
-    timed(lambda: sample(velocity, noise, batch.sigmas, Dance(paper.ETA.low), generator))
+    timed(lambda: sample(batch.network, noise, batch.sigmas, Dance(paper.ETA.low), generator))
 
 
 def test_forward(timed: Any, batch: Batch) -> None:
     def forward() -> None:
         with torch.no_grad():
-            batch.velocity([0], batch.trajectory.latents[:1])
+            batch.network([0], batch.trajectory.latents[:1])
 
     timed(forward)
 

@@ -50,7 +50,7 @@ def test_core_without_the_network(timed: Any, benchmark: Any, batch: Batch, full
     batch.update(scheme)
     synchronize(batch.backbone.device)
     update = time.perf_counter() - start
-    core = timed(lambda: batch.update(scheme, velocity=times_weight))
+    core = timed(lambda: batch.update(scheme, network=times_weight))
     benchmark.extra_info["core_share"] = core / update
     if full_size:
         assert core / update < CORE_SHARE

@@ -30,7 +30,6 @@ from repro.rewards import Scorer
 from repro.training.guard import Fault, Guarded
 from repro.training.policy import Policy
 from repro.training.recipe import Recipe
-from repro.training.stopwatch import Stopwatch
 
 BATCH_IMAGES = 48
 """Images sampled together."""
@@ -123,7 +122,7 @@ class Evaluator:
     def _score(self, scorer: Scorer, images: Tensor, texts: list[str]) -> Tensor:
         """Scores, or on every rank a ValueError: an evaluation, unlike a training step, is not skipped."""
         try:
-            return Guarded(scorer, Stopwatch(images.device), self._ranks)(images, texts)
+            return Guarded(scorer, self._ranks)(images, texts)
         except Fault as fault:
             raise InputError(
                 f"evaluation stopped, nothing of it is written: {fault}; rerun the same command to go on"
@@ -139,9 +138,7 @@ class Evaluator:
         for start in range(self._share[0], self._share[-1] + 1, at_once):
             here = slice(start, min(start + at_once, self._share[-1] + 1))
             conditioning = policy.encode(self.prompts.texts[here], negative=recipe.guidance > 1)
-            velocity = bind(
-                policy.as_backbone(), conditioning.repeat_interleave(self.images), sigmas, recipe.guidance
-            )
+            velocity = bind(policy, conditioning.repeat_interleave(self.images), sigmas, recipe.guidance)
             latents = noise[here].flatten(0, 1).to(policy.device)
             parts.append(policy.decode(sample(velocity, latents, sigmas, ODE()).final))
         return torch.cat(parts)

@@ -31,8 +31,7 @@ from experiments.common.fill import fill
 from experiments.common.inputs import Model, load_model, load_prompts, load_scorer
 from experiments.cosine.config import Config, Variant, variants
 from repro.console import note
-from repro.core.grpo import ClippedSurrogate
-from repro.core.rollout import reindex
+from repro.core.minibatch import Minibatch
 from repro.core.schemes.groups import Groups
 from repro.core.schemes.jagg import Reading, Weighting, endpoints_only, jagg
 from repro.core.schemes.scheme import Scheme
@@ -269,17 +268,20 @@ def _products(
     group: range,
     parameters: list[Tensor],
 ) -> GroupProducts:
-    n_steps = variant.n_steps
-    trajectory = experience.trajectory.samples(samples)
-    conditioning = experience.conditioning.index(samples)
-    # At the first update after a rollout every ratio is 1, so the clip is inactive whatever its range.
-    surrogate = ClippedSurrogate.from_trajectory(
-        trajectory, n_steps, experience.advantages[samples], clip_range=0.1
+    minibatch = Minibatch(
+        bind(backbone, experience.conditioning.index(samples), variant.sigmas, config.guidance),
+        experience.trajectory.samples(samples),
+        variant.n_steps,
+        experience.advantages[samples],
+        clip_range=0.1,  # right after a rollout every ratio is 1: whatever the range, nothing is clipped
     )
-    trained = trajectory.trained(n_steps)
-    velocity = reindex(bind(backbone, conditioning, variant.sigmas, config.guidance), n_steps)
     measured = gradient_products(
-        velocity, surrogate, trained.latents, [group], parameters, velocities=trained.velocities
+        minibatch.velocity,
+        minibatch.surrogate,
+        minibatch.latents,
+        [group],
+        parameters,
+        velocities=minibatch.rollout.velocities,
     )
     return next(measured)
 

@@ -212,12 +212,10 @@ class Step:
         return clock.seconds["update"]
 
     def _velocity(self, conditioning: Conditioning) -> VelocityFn:
-        backbone = self.policy.as_backbone()
-        return reindex(bind(backbone, conditioning, self._sigmas, self.recipe.guidance), list(self.noisy))
+        return reindex(bind(self.policy, conditioning, self._sigmas, self.recipe.guidance), list(self.noisy))
 
     def _sample(self, part: Part) -> Trajectory:
-        backbone = self.policy.as_backbone()
-        velocity = bind(backbone, part.conditioning, self._sigmas, self.recipe.guidance)
+        velocity = bind(self.policy, part.conditioning, self._sigmas, self.recipe.guidance)
         return sample(velocity, part.noise, self._sigmas, self._kernels, self._generator)
 
     def _constant(self, part: Part) -> Trajectory:

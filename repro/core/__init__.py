@@ -34,6 +34,7 @@ PUBLIC = {
     "sample": "rollout",
     "ClippedSurrogate": "grpo",
     "group_advantages": "grpo",
+    "Minibatch": "minibatch",
 }
 """Public name -> the module of this package that defines it."""
 

@@ -120,7 +120,7 @@ def sample(
     generator: torch.Generator | None = None,
     policy_version: int = 0,
     progress: Callable[[int, int], None] | None = None,
-    part: tuple[range, int] | None = None,
+    draw: Callable[[Tensor], Tensor] | None = None,
 ) -> Trajectory:
     """Samples from the policy, without gradients.
 
@@ -134,8 +134,8 @@ def sample(
             the same trajectory. Steps without noise draw nothing.
         policy_version: kept with the trajectory; see `accumulate_gradient`.
         progress: called with (steps done, S) after each step.
-        part: which samples these are, of how many; by default all. Noise is drawn for all of them, so that a
-            sample's does not depend on which others are sampled here.
+        draw: standard normal numbers like the (1, B, *shape) tensor it is given, whatever their device; by
+            default as many as are needed, from the generator.
 
     Raises:
         ValueError: if sigmas, the number of kernels or the velocity's shape are not as above.
@@ -143,6 +143,7 @@ def sample(
     sigmas = check_sigmas(sigmas)
     n_steps = len(sigmas) - 1
     kernels = _kernels(kernel, sigmas)
+    draw = draw or (lambda like: standard_normal(like, generator))
     latents = noise.new_empty((n_steps + 1, *noise.shape))
     latents[0] = noise
     velocities: list[Tensor] = []
@@ -157,7 +158,7 @@ def sample(
                 )
             mean, std = step_kernel.transition(latents[i : i + 1], v, sigmas[i], sigmas[i + 1])
             if bool((std > 0).all()):
-                latents[i + 1] = (mean + std * _draw(mean, generator, part))[0]
+                latents[i + 1] = (mean + std * draw(mean).to(mean.device))[0]
                 log_probs.append(log_prob(latents[i + 1 : i + 2], mean, std)[0])
             else:
                 latents[i + 1] = mean[0]
@@ -168,6 +169,16 @@ def sample(
     return Trajectory(
         latents, sigmas, torch.stack(velocities), torch.stack(log_probs), kernels, policy_version
     )
+
+
+def standard_normal(like: Tensor, generator: torch.Generator | None, samples: int | None = None) -> Tensor:
+    """Numbers like (1, B, *shape) ones, of B or another number of samples.
+
+    They are drawn on the generator's device, so that a seed means the same whatever the latents live on.
+    """
+    shape = (1, like.shape[1] if samples is None else samples, *like.shape[2:])
+    device = like.device if generator is None else generator.device
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=device)
 
 
 def reindex(velocity: VelocityFn, steps: int | Sequence[int]) -> VelocityFn:
@@ -217,15 +228,6 @@ def _kernels(kernel: Kernel | Sequence[Kernel], sigmas: Tensor) -> tuple[Kernel,
     if sigmas[-1] == 0:
         kernels[-1] = ODE()
     return tuple(kernels)
-
-
-def _draw(mean: Tensor, generator: torch.Generator | None, part: tuple[range, int] | None) -> Tensor:
-    # On the generator's device, so that a seed means the same noise whatever the latents live on.
-    device = mean.device if generator is None else generator.device
-    own, total = part or (range(mean.shape[1]), mean.shape[1])
-    shape = (1, total, *mean.shape[2:])
-    drawn = torch.randn(shape, generator=generator, dtype=mean.dtype, device=device)
-    return drawn[:, own.start : own.stop].to(mean.device)
 
 
 def _selector(steps: list[int]) -> slice | list[int]:

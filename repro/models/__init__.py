@@ -15,10 +15,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repro.models.base import Backbone, Conditioning, bind
+    from repro.models.base import Backbone, Conditioning, FlowModel, bind
     from repro.models.loading import load
 
-__all__ = ["Backbone", "Conditioning", "bind", "load"]
+__all__ = ["Backbone", "Conditioning", "FlowModel", "bind", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,23 @@ class Conditioning:
     def _map(self, function: Callable[[Tensor], Tensor]) -> Conditioning:
         negative = None if self.negative is None else self.negative._map(function)
         return Conditioning({name: function(tensor) for name, tensor in self.tensors.items()}, negative)
+
+
+class FlowModel(Protocol):
+    """What is sampled from and trained: a `Backbone`, or the policy that is made of one; see there."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def latent_shape(self) -> tuple[int, ...]: ...
+
+    def encode(self, prompts: Sequence[str], negative: bool | str = False) -> Conditioning: ...
+
+    def velocity(
+        self, latents: Tensor, sigma: Tensor | float, conditioning: Conditioning, guidance: float = 1.0
+    ) -> Tensor: ...
+
+    def decode(self, latents: Tensor) -> Tensor: ...
 
 
 class Backbone(ABC):
@@ -227,14 +244,14 @@ class Backbone(ABC):
 
 
 def bind(
-    backbone: Backbone, conditioning: Conditioning, sigmas: Tensor, guidance: float = 1.0
+    model: FlowModel, conditioning: Conditioning, sigmas: Tensor, guidance: float = 1.0
 ) -> Callable[[Sequence[int], Tensor], Tensor]:
     """The core's `VelocityFn`: step numbers and latents (m, B, tokens, channels) to velocities.
 
     The m steps are stacked along the batch in *one* forward of m * B samples.
 
     Args:
-        backbone: any.
+        model: a backbone, or a policy.
         conditioning: of the B samples.
         sigmas: (n,) or (n + 1,); step j is evaluated at sigmas[j].
         guidance: see `Backbone.velocity`.
@@ -246,7 +263,7 @@ def bind(
     def velocity(steps: Sequence[int], latents: Tensor) -> Tensor:
         m, batch = latents.shape[:2]
         sigma = sigmas[list(steps)].to(latents.device).repeat_interleave(batch)
-        flat = backbone.velocity(latents.flatten(0, 1), sigma, conditioning.repeat(m), guidance)
+        flat = model.velocity(latents.flatten(0, 1), sigma, conditioning.repeat(m), guidance)
         return flat.unflatten(0, (m, batch))
 
     return velocity

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from repro.core.rollout import Trajectory, sample
+from repro.core.rollout import Trajectory, sample, standard_normal
 from repro.core.sde import Kernel
 from repro.distributed.fsdp import shared_advantages
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
+from repro.training.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from repro.models import Backbone, Conditioning
+    from repro.models import Conditioning, FlowModel
     from repro.rewards import Scorer
 
 
@@ -47,7 +49,7 @@ class Experience:
 
 
 def gather(
-    backbone: Backbone,
+    model: FlowModel,
     scorer: Scorer,
     prompts: Sequence[str],
     *,
@@ -58,12 +60,13 @@ def gather(
     guidance: float = 1.0,
     advantage_clip: float = 5.0,
     policy_version: int = 0,
+    clock: Stopwatch | None = None,
     ranks: Ranks = ALONE,
 ) -> Iterator[Experience]:
     """Sample, decode and score, one prompt at a time: of all prompts and images, this rank's part.
 
     Args:
-        backbone: the policy.
+        model: the policy.
         scorer: the reward.
         prompts: one group each.
         images_per_prompt: at least 2, or there is nothing to compare a reward with.
@@ -73,23 +76,36 @@ def gather(
         guidance: true classifier-free guidance, 1 for none.
         advantage_clip: largest absolute advantage.
         policy_version: the trajectories', see `repro.core.rollout.Trajectory`.
+        clock: times decoding and scoring, as ``decode`` and ``reward``.
         ranks: who shares the prompts or, where there are fewer prompts than ranks, their images.
     """
     from repro.models import bind
 
     if images_per_prompt < 2:
         raise InputError(f"{images_per_prompt} images a prompt cannot be compared: take 2 or more")
+    clock = clock or Stopwatch()
     for i, own in ranks.parts(len(prompts), images_per_prompt, "prompts"):
         prompt = prompts[i]
         generator = torch.Generator().manual_seed(seed * 1_000_003 + i)
-        conditioning = backbone.encode([prompt], negative=guidance > 1).repeat(len(own))
-        noise = torch.randn(1, *backbone.latent_shape(), generator=generator)
-        noise = noise.expand(len(own), *noise.shape[1:]).to(backbone.device)
-        velocity = bind(backbone, conditioning, sigmas, guidance)
+        conditioning = model.encode([prompt], negative=guidance > 1).repeat(len(own))
+        noise = torch.randn(1, *model.latent_shape(), generator=generator)
+        noise = noise.expand(len(own), *noise.shape[1:]).to(model.device)
         trajectory = sample(
-            velocity, noise, sigmas, kernel, generator, policy_version, part=(own, images_per_prompt)
+            bind(model, conditioning, sigmas, guidance),
+            noise,
+            sigmas,
+            kernel,
+            policy_version=policy_version,
+            draw=partial(_draw, generator, images_per_prompt, own),
         )
-        images = backbone.decode(trajectory.final)
-        rewards = scorer(images, [prompt] * len(own))
+        with clock("decode"):
+            images = model.decode(trajectory.final)
+        with clock("reward"):
+            rewards = scorer(images, [prompt] * len(own))
         advantages = shared_advantages(rewards, images_per_prompt, ranks, advantage_clip).to(noise.device)
         yield Experience(prompt, conditioning, trajectory, images, rewards, advantages)
+
+
+def _draw(generator: torch.Generator, total: int, own: range, like: Tensor) -> Tensor:
+    """A rank's part of all images' noise: an image's does not depend on who samples which."""
+    return standard_normal(like, generator, total)[:, own.start : own.stop]

@@ -15,10 +15,10 @@ encoders and VAE are whole on each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", 
 
 
 class Policy:
-    """A backbone in training. It can stand where a `Backbone` samples: encode, velocity, decode.
+    """A backbone in training, itself a `FlowModel`.
 
     Args:
         backbone: freshly loaded; its transformer is changed in place.
@@ -105,11 +105,7 @@ class Policy:
             if parameter.requires_grad:  # a step of the optimizer is lost in bfloat16
                 parameter.data = parameter.data.float()
 
-    # As a backbone
-
-    def as_backbone(self) -> Backbone:
-        """Itself: it has what sampling asks of a `Backbone`."""
-        return cast(Backbone, self)
+    # As a flow model
 
     @property
     def device(self) -> torch.device:
@@ -119,7 +115,7 @@ class Policy:
         """See `Backbone.latent_shape`."""
         return self.backbone.latent_shape()
 
-    def encode(self, prompts: list[str], negative: bool | str = False) -> Conditioning:
+    def encode(self, prompts: Sequence[str], negative: bool | str = False) -> Conditioning:
         """See `Backbone.encode`."""
         return self.backbone.encode(prompts, negative)
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
 
 import torch
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Stopwatch:
@@ -48,12 +44,3 @@ class Stopwatch:
         finally:
             self._lap()
             self._running.pop()
-
-    def timed(self, phase: str, function: Callable[P, R]) -> Callable[P, R]:
-        """`function`, its time counted towards `phase`."""
-
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self(phase):
-                return function(*args, **kwargs)
-
-        return call

@@ -24,27 +24,27 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
-from repro.core.gradient import VelocityFn, accumulate_gradient
-from repro.core.grpo import ClippedSurrogate
-from repro.core.plan import chunked
-from repro.core.rollout import reindex
+from repro.core.gradient import GradientReport, VelocityFn
+from repro.core.minibatch import Minibatch
 from repro.core.schemes.scheme import Scheme
 from repro.distributed.fsdp import full
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
-from repro.models import Backbone, bind
+from repro.models import bind
 from repro.rewards import Scorer
 from repro.training.checkpoint import Checkpoints, Rows
 from repro.training.experience import Experience, gather
-from repro.training.guard import Fault, Guarded, Timed
+from repro.training.guard import Fault, Guarded
 from repro.training.metrics import PHASES, StepRecord, Tally
-from repro.training.optimizer import make_optimizer
 from repro.training.policy import Policy
 from repro.training.recipe import Recipe
 from repro.training.stopwatch import Stopwatch
@@ -56,8 +56,41 @@ def stream(*key: int | str) -> int:
     return int.from_bytes(digest[:5], "big")
 
 
+Optimizer: TypeAlias = tuple[torch.optim.Optimizer, LRScheduler]
+"""An optimizer and the schedule of its learning rate."""
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter], recipe: Recipe, updates: int) -> Optimizer:
+    """AdamW and its schedule.
+
+    Its state is there from the start, at zero, as its first step would make it: so a checkpoint has the same
+    entries after any step, which reading one in place, part by part, relies on.
+
+    Args:
+        parameters: sharded or not; their moments are as they are.
+        recipe: learning rate, its schedule, weight decay.
+        updates: optimizer steps in the whole run.
+    """
+    from diffusers.optimization import get_scheduler
+
+    optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    schedule = get_scheduler(
+        recipe.schedule, optimizer, num_warmup_steps=recipe.warmup, num_training_steps=updates
+    )
+    return optimizer, schedule
+
+
 class Trainer:
     """A policy, its optimizer and the count of steps.
+
+    `step` is `rollout`, then for each update `accumulate` and `apply`; whoever looks into a step, or times
+    one, takes these.
 
     Args:
         recipe: validated here.
@@ -67,6 +100,7 @@ class Trainer:
         seed: with the step's number, of everything random.
         steps: the length of the run, for the schedule of the learning rate.
         ranks: who shares the samples; the policy's.
+        optimizer: makes it, see `make_optimizer`.
 
     Raises:
         ValueError: settings that contradict each other, or that do not divide over the ranks.
@@ -82,6 +116,7 @@ class Trainer:
         seed: int,
         steps: int,
         ranks: Ranks = ALONE,
+        optimizer: Callable[[Sequence[nn.Parameter], Recipe, int], Optimizer] = make_optimizer,
     ) -> None:
         recipe.validate()
         recipe.validate_ranks(ranks)
@@ -91,8 +126,7 @@ class Trainer:
         self.prompts = list(prompts)
         self.seed, self.ranks = seed, ranks
         self.done = self.version = self._faults = 0
-        self._sigmas = recipe.sigmas
-        self._optimizer, self._schedule = make_optimizer(policy.parameters, recipe, steps * recipe.updates)
+        self._optimizer, self._schedule = optimizer(policy.parameters, recipe, steps * recipe.updates)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that `step` depends on and changes."""
@@ -111,23 +145,33 @@ class Trainer:
         self._schedule.load_state_dict(state["schedule"])
         self.done, self.version, self._faults = state["done"], state["version"], 0
 
+    def under(self, recipe: Recipe) -> Trainer:
+        """The same policy, optimizer and place in the run, the next steps' samples and updates by `recipe`.
+
+        What the policy and the optimizer were made for, such as adapters and learning rate, stays.
+        """
+        recipe.validate()
+        validate_ranks(recipe, self.ranks)
+        other = copy(self)
+        other.recipe = recipe
+        return other
+
     def step(self) -> StepRecord:
         """One training step, or a skipped one with its fault recorded."""
         clock, tally = Stopwatch(self.policy.device), Tally(self.recipe.images)
         rate = self._schedule.get_last_lr()[0]
         fault = None
         try:
-            noisy = self.recipe.noisy_steps(self._generator("window"))
             with clock("rollout"):
-                experiences = self._gather(noisy, clock)
+                experiences = self.rollout(clock)
             tally.rollout_forwards = self.recipe.sampling_steps * self.recipe.prompts * self.recipe.images
             tally.rewards = torch.cat([e.rewards.float().cpu() for e in experiences])
             tally.advantages = torch.cat([e.advantages.float().cpu() for e in experiences])
             for update in range(self.recipe.updates):
                 with clock("update"):
-                    self._accumulate(experiences, noisy, update, tally)
+                    self.accumulate(experiences, update, tally)
                 with clock("optimizer"):
-                    self._apply(tally)
+                    self.apply(tally)
         except Fault as error:
             fault = str(error)
         finally:
@@ -162,91 +206,106 @@ class Trainer:
             chosen.append(self.prompts[int(order[position % total])])
         return chosen
 
-    def _gather(self, noisy: range, clock: Stopwatch) -> list[Experience]:
+    @property
+    def noisy(self) -> range:
+        """The sampling steps with noise in the step that comes."""
+        return self.recipe.noisy_steps(self._generator("window"))
+
+    def rollout(self, clock: Stopwatch | None = None) -> list[Experience]:
+        """Sample and score the images of one step, this rank's part: the same ones until `done` is another.
+
+        Raises:
+            Fault: rewards that cannot be learned from.
+        """
         recipe = self.recipe
         return list(
             gather(
-                cast(Backbone, Timed(self.policy, clock)),
-                Guarded(self.scorer, clock, self.ranks),
+                self.policy,
+                Guarded(self.scorer, self.ranks),
                 self._batch_prompts(),
                 images_per_prompt=recipe.images,
-                sigmas=self._sigmas,
-                kernel=recipe.kernels(noisy),
+                sigmas=recipe.sigmas,
+                kernel=recipe.kernels(self.noisy),
                 seed=stream(self.seed, self.done, "rollout"),
                 guidance=recipe.guidance,
                 advantage_clip=recipe.advantage_clip,
                 policy_version=self.version,
+                clock=clock,
                 ranks=self.ranks,
             )
         )
 
-    def _accumulate(self, experiences: list[Experience], noisy: range, update: int, tally: Tally) -> None:
-        """Fill .grad with the gradient of one update's loss: sharded, it becomes the mean over the ranks."""
-        recipe = self.recipe
+    def minibatches(
+        self, experiences: Sequence[Experience], update: int
+    ) -> Iterator[tuple[Minibatch, Scheme]]:
+        """What one update goes through: images of one prompt, with the scheme over their trained steps."""
+        recipe, noisy = self.recipe, self.noisy
         parts = self.ranks.parts(recipe.prompts, recipe.images)
         share = range(update, len(parts[0][1]), recipe.updates)
         micro_batch = recipe.micro_batch or len(share)
         total = len(share) * len(parts)
-        tally.begin_update()
         for (i, _), experience in zip(parts, experiences, strict=True):
             steps, scheme = recipe.trained_steps(noisy, self._generator("steps", update, i))
             for start in range(0, len(share), micro_batch):
                 images = share[start : start + micro_batch]
-                self._accumulate_images(experience, images, steps, scheme, total, tally)
-        tally.losses[-1] = self.ranks.mean(tally.losses[-1])
+                chosen = slice(images.start, images.stop, images.step)  # a slice makes views, not copies
+                conditioning = experience.conditioning.index(chosen)
+                minibatch = Minibatch(
+                    bind(self.policy, conditioning, recipe.sigmas, recipe.guidance),
+                    experience.trajectory.samples(chosen),
+                    steps,
+                    experience.advantages[chosen],
+                    recipe.clip_range,
+                    scale=len(images) / total / len(steps),
+                )
+                yield minibatch, scheme
 
-    def _accumulate_images(
+    def accumulate(
         self,
-        experience: Experience,
-        images: range,
-        steps: list[int],
-        scheme: Scheme,
-        total: int,
+        experiences: Sequence[Experience],
+        update: int,
         tally: Tally,
-    ) -> None:
-        recipe = self.recipe
-        chosen = slice(images.start, images.stop, images.step)  # a slice makes views, not copies
-        trajectory = experience.trajectory.samples(chosen)
-        latents = trajectory.trained(steps).latents
-        conditioning = experience.conditioning.index(chosen)
-        sampled = bind(self.policy.as_backbone(), conditioning, self._sigmas, recipe.guidance)
-        velocity = reindex(sampled, steps)
-        reference = None
-        if recipe.kl_weight > 0:
-            reference = self._reference_velocities(velocity, scheme, latents)
-            tally.reference_forwards += len(scheme.needed_steps) * len(images)
-        surrogate = ClippedSurrogate.from_trajectory(
-            trajectory,
-            steps,
-            experience.advantages[chosen],
-            recipe.clip_range,
-            scale=len(images) / total / len(steps),
-            kl_weight=recipe.kl_weight,
-            reference_velocities=reference,
-        )
-        report = accumulate_gradient(
-            scheme,
-            velocity,
-            surrogate,
-            latents,
-            rollout=trajectory.cache(steps) if recipe.velocities == "rollout" else None,
-            policy_version=self.version,
-            stale=recipe.stale,
-            anchor_chunk=recipe.anchor_chunk,
-            checkpointing=recipe.checkpointing,
-        )
-        tally.add(report, len(images), len(scheme.needed_steps) / scheme.n_steps)
+        wrap: Callable[[VelocityFn], VelocityFn] = lambda network: network,
+    ) -> list[GradientReport]:
+        """Fill .grad with the gradient of one update's loss: sharded, it becomes the mean over the ranks.
 
-    def _reference_velocities(self, velocity: VelocityFn, scheme: Scheme, latents: Tensor) -> Tensor:
-        """(n, B, *shape): the reference's at the steps whose loss is used, zero elsewhere."""
-        velocities = torch.zeros_like(latents, dtype=torch.promote_types(latents.dtype, torch.float32))
-        with self.policy.reference():
-            for chunk in chunked(scheme.needed_steps, self.recipe.anchor_chunk):
-                velocities[list(chunk)] = velocity(chunk, latents[list(chunk)]).to(velocities)
-        return velocities
+        Args:
+            experiences: this rank's.
+            update: which of the rollout's, from 0.
+            tally: of the step, takes what is seen.
+            wrap: what goes in the place of every minibatch's network, such as one that watches its calls.
 
-    def _apply(self, tally: Tally) -> None:
-        """Clip the gradient and take an optimizer step, or raise a Fault and take none."""
+        Returns:
+            One report a minibatch.
+        """
+        recipe, reports = self.recipe, []
+        tally.begin_update()
+        for minibatch, scheme in self.minibatches(experiences, update):
+            minibatch = replace(minibatch, network=wrap(minibatch.network))
+            if recipe.kl_weight > 0:
+                with self.policy.reference():
+                    reference = minibatch.velocities(scheme.needed_steps, recipe.anchor_chunk)
+                minibatch = replace(minibatch, kl_weight=recipe.kl_weight, reference_velocities=reference)
+                tally.reference_forwards += len(scheme.needed_steps) * len(minibatch)
+            report = minibatch.accumulate(
+                scheme,
+                velocities=recipe.velocities,
+                policy_version=self.version,
+                stale=recipe.stale,
+                anchor_chunk=recipe.anchor_chunk,
+                checkpointing=recipe.checkpointing,
+            )
+            tally.add(report, len(minibatch), len(scheme.needed_steps) / scheme.n_steps)
+            reports.append(report)
+        tally.losses[-1] = self.ranks.mean(tally.losses[-1])
+        return reports
+
+    def apply(self, tally: Tally) -> None:
+        """Clip the gradient and take an optimizer step.
+
+        Raises:
+            Fault: a gradient or loss that is not finite; no step is taken.
+        """
         clipped = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.recipe.max_grad_norm)
         norm = float(full(clipped))
         tally.grad_norms.append(norm)

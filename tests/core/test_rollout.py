@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from repro.core.rollout import Trajectory, reindex, sample
+from repro.core.rollout import Trajectory, reindex, sample, standard_normal
 from repro.core.sde import CPS, ODE, Dance, Flow, log_prob, shifted_sigmas
 
 SIGMAS = shifted_sigmas(6, 3.0)
@@ -84,6 +84,19 @@ def test_seeds():
     assert torch.equal(first.latents, again.latents) and torch.equal(first.velocities, again.velocities)
     assert torch.equal(first.log_probs[:-1], again.log_probs[:-1])
     assert not torch.equal(first.latents[1], other.latents[1])
+
+
+def test_noise_drawn_elsewhere_takes_the_generators_place():
+    """A part of the samples, whose noise is drawn for all of them, is that part of the whole trajectory."""
+    generator = torch.Generator().manual_seed(0)
+    part = sample(
+        velocity,
+        noise()[1:],
+        SIGMAS,
+        Dance(0.3),
+        draw=lambda like: standard_normal(like, generator, samples=3)[:, 1:],
+    )
+    assert torch.equal(part.latents, draw(Dance(0.3)).latents[:, 1:])
 
 
 def test_noise_has_the_kernels_spread():

@@ -27,8 +27,8 @@ from repro.core.grpo import group_advantages
 from repro.distributed.fsdp import blocks, load, save, shared_advantages, sync_once
 from repro.distributed.ranks import Ranks, spawn
 from repro.models.synthetic import build
-from repro.training.optimizer import make_optimizer
 from repro.training.recipe import Recipe
+from repro.training.trainer import make_optimizer
 
 W = 4
 REWARDS = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))

@@ -247,14 +247,14 @@ def test_a_scorer_that_fails_on_one_rank_is_every_ranks_fault(found: list[str], 
 
 def lose_rank_0(rank: int, folder: Path) -> None:
     """Two ranks in training; rank 0, which holds the tables, is killed in the second step's update."""
-    accumulate = Trainer._accumulate
+    accumulate = Trainer.accumulate
 
-    def dying(self: Trainer, *args: Any) -> None:
+    def dying(self: Trainer, *args: Any) -> Any:
         if self.ranks.main and self.done == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        accumulate(self, *args)
+        return accumulate(self, *args)
 
-    Trainer._accumulate = dying  # type: ignore[method-assign]
+    Trainer.accumulate = dying  # type: ignore[method-assign]
     with join(url=f"file://{folder}/lost", rank=rank, world_size=2) as ranks:
         convergence.run(training(folder, "lost-a-rank"), ranks)
 

@@ -13,20 +13,19 @@ from torch import Tensor
 
 from repro.core.schemes import registry
 from repro.training.metrics import METRICS, PHASES
-from repro.training.stopwatch import Stopwatch
 from repro.training.trainer import Trainer
 
 
 def gradient(trainer: Trainer, update: int = 0) -> tuple[Tensor, dict[str, Any]]:
     """The flat gradient of an update, taken where the optimizer would take it, and the step's metrics."""
     taken: list[Tensor] = []
-    apply = trainer._apply
+    apply = trainer.apply
 
     def spy(tally):
         taken.append(torch.cat([p.grad.flatten().clone() for p in trainer.policy.parameters]))
         apply(tally)
 
-    trainer._apply = spy
+    trainer.apply = spy
     metrics = trainer.step().metrics
     return taken[update], metrics
 
@@ -60,8 +59,8 @@ def test_the_gradient_is_that_of_a_loop_over_samples_and_steps(flux, changes):
     """
     trainer = make(flux, replace(RECIPE, **changes))
     experiences: list[Any] = []
-    gather = trainer._gather
-    trainer._gather = lambda *arguments: experiences.extend(gather(*arguments)) or experiences
+    rollout = trainer.rollout
+    trainer.rollout = lambda clock: experiences.extend(rollout(clock)) or experiences
     taken, _ = gradient(trainer)
 
     backbone = make(flux).policy.backbone  # the weights before the step
@@ -121,7 +120,7 @@ def test_training_raises_its_reward(flux):
     def reward(trainer: Trainer) -> float:
         """Of the first step's prompts and noise."""
         done, trainer.done = trainer.done, 0
-        experiences = trainer._gather(range(4), Stopwatch(trainer.policy.device))
+        experiences = trainer.rollout()
         trainer.done = done
         return float(torch.stack([e.rewards for e in experiences]).mean())
 
