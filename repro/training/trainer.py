@@ -151,7 +151,7 @@ class Trainer:
         What the policy and the optimizer were made for, such as adapters and learning rate, stays.
         """
         recipe.validate()
-        validate_ranks(recipe, self.ranks)
+        recipe.validate_ranks(self.ranks)
         other = copy(self)
         other.recipe = recipe
         return other
