@@ -137,7 +137,7 @@ SECTIONS = (
         (),
         ("repro run allgather",),
         "allgather",
-        "experiments.allgather.report",
+        "experiments.allgather.measure",
     ),
     Section(
         "Benchmarks",
