@@ -144,24 +144,6 @@ def ablation(csv: Path) -> dict[str, Finding]:
     return found
 
 
-def allgather(csv: Path) -> dict[str, Finding]:
-    """FSDP2 alone: FSDP1's column is not in this table."""
-    from repro.results import read
-
-    counts = read(csv)[lambda rows: ~rows.checkpointing & ~rows.sync_held_back].set_index("layout")
-    gathers = counts.all_gathers_backward / counts.groups
-    joint, stacked = gathers["jagg-joint"], gathers["jagg-stacked"]
-    why = "FSDP2 gathers once a graph; with the endpoints stacked in one graph it is one."
-    agrees = joint == 1
-    return {
-        "all-gathers": Finding(
-            f"FSDP2: two graphs {joint:g}, endpoints stacked {stacked:g}",
-            Judgement.AGREES if agrees else Judgement.DISAGREES,
-            "" if agrees else why,
-        )
-    }
-
-
 FINDINGS: dict[str, Callable[[Path], dict[str, Finding]]] = {
-    f.__name__: f for f in (cosine, speedup, convergence, ablation, allgather)
+    f.__name__: f for f in (cosine, speedup, convergence, ablation)
 }

@@ -137,7 +137,7 @@ SECTIONS = (
         (),
         ("repro run allgather",),
         "allgather",
-        "experiments.allgather.measure",
+        "experiments.allgather.report",
     ),
     Section(
         "Benchmarks",
