@@ -39,6 +39,7 @@ lint: $(STAMP)
 	$(BIN) -m ruff check .
 	$(BIN) -m ruff format --check .
 	$(BIN) -m mypy
+	$(VENV)/bin/lint-imports
 
 # Tests never reach for the network; pytest last, so that its closing line is the last one.
 test: lint
@@ -51,6 +52,7 @@ reproduce: $(STAMP)
 	$(BIN) -m repro run convergence --model tiny-flux --quick --fresh
 	$(BIN) -m repro run ablation --model tiny-flux --quick
 	$(BIN) -m repro run speedup --model tiny-flux --quick --fresh
+	$(BIN) -m repro report --results results/quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

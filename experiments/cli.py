@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 import tyro
 
-from repro.console import note, silent
+from repro.console import note, print_markdown, silent
 from repro.errors import InputError
 from repro.provenance import ROOT
 from repro.results import merge
@@ -132,6 +132,8 @@ class Run:
         with joined(getattr(self.config, "device", "cpu")) as ranks:
             csv = module.run(self.config, ranks)
             if ranks.main:
+                report = importlib.import_module(f"experiments.{self.experiment}.report")
+                print_markdown(report.markdown(csv))
                 print(f"table   {csv}\nfigure  {_figure(self.experiment).plot(csv)}")
 
 
@@ -152,6 +154,19 @@ class Plot:
                 raise FileNotFoundError(f"there is no table {table}; {again}")
         for table in tables:
             print(f"figure  {_figure(self.experiment).plot(table)}")
+
+
+class Report:
+    """Write REPORT.md and report.html from the CSVs of a folder, and print their summary."""
+
+    results: Path
+
+    def execute(self) -> None:
+        from experiments import report
+
+        pages = report.write(self.results)
+        report.print_summary(self.results)
+        print("report  " + "\nreport  ".join(map(str, pages)))
 
 
 class Merge:
@@ -197,10 +212,15 @@ def _grammar(arguments: Sequence[str]) -> Any:
         ("into", Annotated[Path, into]),
     ]
     merged: Any = dataclasses.make_dataclass("Merge", merge_fields, bases=(Merge,))
+    where = tyro.conf.arg(metavar="FOLDER", help="Holds a folder for each model.")
+    report: Any = dataclasses.make_dataclass(
+        "Report", [("results", Annotated[Path, where], Path("results"))], bases=(Report,)
+    )
     command = Union[  # noqa: UP007  (the members are values, not names)
         Annotated[run, tyro.conf.subcommand("run", description=Run.__doc__)],
         Annotated[plot, tyro.conf.subcommand("plot", description=Plot.__doc__)],
         Annotated[merged, tyro.conf.subcommand("merge", description=Merge.__doc__)],
+        Annotated[report, tyro.conf.subcommand("report", description=Report.__doc__)],
     ]
     threads = Annotated[
         int, tyro.conf.arg(metavar="N", help="CPU threads of each process, 0 for torch's default.")
@@ -235,7 +255,7 @@ def _parse(arguments: Sequence[str]) -> Any:
     except SystemExit as stop:
         if stop.code in (0, None):
             return 0
-        words = [a for a in arguments if a in ("run", "plot", "merge")][:1]
+        words = [a for a in arguments if a in ("run", "plot", "merge", "report")][:1]
         words += [a for a in arguments if a in EXPERIMENTS][:1]
         note(f"repro: {_one_line(complaint.getvalue())}; see `{' '.join(['repro', *words])} --help`")
         return 2

@@ -96,6 +96,14 @@ def print_table(
     console.print(table, markup=False)
 
 
+def print_markdown(text: str) -> None:
+    """Markdown on stdout, as a terminal shows it."""
+    from rich.markdown import Markdown
+
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    console.print(Markdown(text))
+
+
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

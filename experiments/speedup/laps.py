@@ -96,8 +96,8 @@ class Laps:
 
 
 def laps_path(csv: Path) -> Path:
-    """``speedup.csv`` -> ``speedup-laps.csv``."""
-    return csv.with_name(f"{csv.stem}-laps.csv")
+    """``speedup.csv`` -> ``speedup-laps.csv.gz``: compressed, a row for every call."""
+    return csv.with_name(f"{csv.stem}-laps.csv.gz")
 
 
 def prices(laps: pd.DataFrame, by: Sequence[Any]) -> pd.Series:

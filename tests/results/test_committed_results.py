@@ -40,7 +40,7 @@ TRAINED = [f"{model}-{algorithm}" for model in zoo.MODELS for algorithm in ALGOR
 def _committed() -> list[Path]:
     """What a clone holds, and not what runs have left there since."""
     listed = subprocess.run(
-        ["git", "ls-files", "results/*.csv"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "ls-files", "results/*.csv", "results/*.csv.gz"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return sorted(ROOT / line for line in listed.stdout.splitlines())
 
@@ -53,12 +53,16 @@ def of(name: str) -> list[Path]:
     return [csv for csv in COMMITTED if csv.name == name]
 
 
+def stem(csv: Path) -> str:
+    return csv.name.split(".")[0]
+
+
 def folder(csv: Path) -> str:
     return str(csv.parent.relative_to(ROOT / "results"))
 
 
 def test_every_reported_result_has_its_tables() -> None:
-    found = {(folder(csv), csv.stem) for csv in COMMITTED}
+    found = {(folder(csv), stem(csv)) for csv in COMMITTED}
     wanted = {(model, table) for model in zoo.MODELS for table in ("cosine", "speedup", "speedup-laps")}
     wanted |= {(run, table) for run in TRAINED for table in ("ablation", *map(lambda name: Path(name).stem, convergence.TABLES))}
     wanted |= {("allgather", "allgather"), ("benchmarks", "benchmarks")}
@@ -66,13 +70,13 @@ def test_every_reported_result_has_its_tables() -> None:
     assert {stem for _, stem in found} == set(TABLES)
 
 
-@pytest.mark.parametrize("csv", COMMITTED, ids=lambda csv: f"{folder(csv)}/{csv.stem}")
+@pytest.mark.parametrize("csv", COMMITTED, ids=lambda csv: f"{folder(csv)}/{stem(csv)}")
 def test_tables_are_whole_and_say_where_they_come_from(csv: Path, tmp_path: Path) -> None:
     beside = provenance_path(csv)
     told = json.loads(beside.read_text())
     assert not told["dirty"] and len(told["commit"]) == 40
     assert told["command"] and told["date"] and told["config"] and told["versions"]["torch"]
-    columns, key = TABLES[csv.stem]
+    columns, key = TABLES[stem(csv)]
     for path in (csv, beside):
         shutil.copy(path, tmp_path)
     # Checks columns, types, keys and line ends, as a run that would resume it.
@@ -87,7 +91,7 @@ def test_predictions_follow_from_the_unit_and_the_counts(csv: Path) -> None:
         assert row.predicted_update_s == pytest.approx(row.parts * row.forward_s * price, rel=1e-6)
 
 
-@pytest.mark.parametrize("csv", of("speedup-laps.csv"), ids=folder)
+@pytest.mark.parametrize("csv", of("speedup-laps.csv.gz"), ids=folder)
 def test_laps_are_whole_updates(csv: Path) -> None:
     whole = read(csv.with_name("speedup.csv")).set_index(list(speedup.KEY)).update_s
     laps = read(csv)[lambda rows: rows.repetition == 0].groupby(list(speedup.KEY))["seconds"].sum()
