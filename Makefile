@@ -39,7 +39,6 @@ lint: $(STAMP)
 	$(BIN) -m ruff check .
 	$(BIN) -m ruff format --check .
 	$(BIN) -m mypy
-	$(VENV)/bin/lint-imports
 
 # Tests never reach for the network; pytest last, so that its closing line is the last one.
 test: lint

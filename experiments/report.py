@@ -28,7 +28,7 @@ ORDER = [place.folder for place in (*MODELS, *RUNS)]
 """Of folders; others follow by name."""
 APART = ("quick", *(section.under for section in SECTIONS if section.under))
 """Folders in results/ that are searched only when asked for: quick runs, and sections of their own."""
-LARGEST = 250_000
+LARGEST = 40_000
 """Bytes of a figure, at most, that report.html holds inside; larger ones are linked to."""
 
 
