@@ -28,50 +28,46 @@ def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0, bursts: bo
         jagg(times, 4),
         registry.build("routed", times, 4, jagg_frac=0.6),
     ]
-    with (
-        Table(csv, COLUMNS, KEY, provenance={}, fresh=True) as table,
-        Table(laps_path(csv), LAP_COLUMNS, LAP_KEY, provenance={}, fresh=True) as laps,
-    ):
-        for round_ in range(7):
-            drift = 1 + 0.1 * round_  # the machine slows down: within a round it cancels
-            for scheme in schemes:
-                counts = CostModel(2.0, 1.0).counts(scheme)
-                price = CostModel(2.0, 1.0).price(counts)
-                update = price * drift * (slower if scheme.name != "exact" else 1)
-                key = {**vars(Setting()), "scheme": scheme.name, "round": round_}
-                slow = [
-                    3 if bursts and scheme.name == "exact" and lap == round_ % 4 else 1 for lap in range(4)
-                ]
-                seconds = [update / 4 * times for times in slow]
-                forwards = [drift * times for times in slow]
-                laps.append(
-                    *(
-                        {**key, "repetition": 0, "lap": lap, "seconds": s, "forward_s": f}
-                        for lap, (s, f) in enumerate(zip(seconds, forwards, strict=True))
-                    )
+    table = Table(csv, COLUMNS, KEY, provenance={}, fresh=True)
+    laps = Table(laps_path(csv), LAP_COLUMNS, LAP_KEY, provenance={}, fresh=True)
+    for round_ in range(7):
+        drift = 1 + 0.1 * round_  # the machine slows down: within a round it cancels
+        for scheme in schemes:
+            counts = CostModel(2.0, 1.0).counts(scheme)
+            price = CostModel(2.0, 1.0).price(counts)
+            update = price * drift * (slower if scheme.name != "exact" else 1)
+            key = {**vars(Setting()), "scheme": scheme.name, "round": round_}
+            slow = [3 if bursts and scheme.name == "exact" and lap == round_ % 4 else 1 for lap in range(4)]
+            seconds = [update / 4 * times for times in slow]
+            forwards = [drift * times for times in slow]
+            laps.append(
+                *(
+                    {**key, "repetition": 0, "lap": lap, "seconds": s, "forward_s": f}
+                    for lap, (s, f) in enumerate(zip(seconds, forwards, strict=True))
                 )
-                table.append(
-                    {
-                        "model": "made-up",
-                        "device": "none",
-                        "dtype": "float32",
-                        **key,
-                        "samples": 48,
-                        "parts": 1,
-                        "sampling_steps": 21,
-                        "trained_steps": 20,
-                        "rollout_s": 21 * drift,
-                        "decode_s": 0.0,
-                        "reward_s": 0.0,
-                        "update_s": sum(seconds),
-                        "optimizer_s": 0.0,
-                        "overhead_s": overhead,
-                        "peak_memory": None,
-                        **counts._asdict(),
-                        "backward_calls": 10,
-                        "forward_s": drift,
-                        "backward_factor": 2.0,
-                        "predicted_update_s": price * drift,
-                    }
-                )
+            )
+            table.append(
+                {
+                    "model": "made-up",
+                    "device": "none",
+                    "dtype": "float32",
+                    **key,
+                    "samples": 48,
+                    "parts": 1,
+                    "sampling_steps": 21,
+                    "trained_steps": 20,
+                    "rollout_s": 21 * drift,
+                    "decode_s": 0.0,
+                    "reward_s": 0.0,
+                    "update_s": sum(seconds),
+                    "optimizer_s": 0.0,
+                    "overhead_s": overhead,
+                    "peak_memory": None,
+                    **counts._asdict(),
+                    "backward_calls": 10,
+                    "forward_s": drift,
+                    "backward_factor": 2.0,
+                    "predicted_update_s": price * drift,
+                }
+            )
     return csv

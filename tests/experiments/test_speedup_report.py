@@ -83,9 +83,7 @@ def test_how_far_the_clock_errs_is_told(tmp_path: Path) -> None:
 def test_a_table_without_its_laps_says_what_to_do(tmp_path: Path) -> None:
     csv = made_up(tmp_path)
     laps_path(csv).unlink()
-    with pytest.raises(
-        ValueError, match="has no speedup-laps.csv.gz beside it: measure"
-    ):
+    with pytest.raises(ValueError, match="has no speedup-laps.csv.gz beside it: measure"):
         cells(csv)
 
 
