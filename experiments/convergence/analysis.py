@@ -19,6 +19,8 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.common.findings import Finding, Judgement
+from experiments.common.intervals import FEWEST, LEVEL, MARGIN, Comparison, Verdict, compare, p_rise
 from experiments.convergence.arms import REGIMES, RegimeName
 from experiments.convergence.evaluation import REWARD
 from repro.errors import InputError
@@ -170,3 +172,59 @@ def at_steps(spending: pd.DataFrame, steps: Sequence[int]) -> pd.DataFrame:
     """The rows of given steps, and a row of zeros for step 0 of every run."""
     zero = spending.drop_duplicates(RUN).assign(step=0, seconds=0.0, cost=0.0, backwards=0)
     return pd.concat([zero, spending])[lambda rows: rows.step.isin(steps)]
+
+
+def against_exact(here: pd.DataFrame, arm: str, outcome: str) -> Comparison | None:
+    """Of an arm's reward with the exact baseline's, of one regime's outcomes, within `MARGIN` of its rise.
+
+    None with fewer than `FEWEST` seeds of both, or where the baseline did not rise.
+    """
+    reward, rate = here[here.metric == REWARD], main_rate(here)
+    difference = differences(reward, (arm, rate), ("exact", rate), outcome)
+    exact = reward[(reward.arm == "exact") & (reward.lr_factor == rate)].set_index("seed")[outcome]
+    margins = MARGIN * exact.reindex(difference.index)
+    if len(difference) < FEWEST or margins.mean() <= 0:
+        return None
+    return compare(difference.to_numpy(), margins.to_numpy())
+
+
+def follows(here: pd.DataFrame, arm: str = "jagg") -> Judgement:
+    """Whether an arm follows the baseline's curve, over the run and at the end, of one regime's outcomes.
+
+    What is reported is about convergence, which these runs do not reach: they may not contradict it, no more.
+    """
+    rate = main_rate(here)
+    exact = here[(here.metric == REWARD) & (here.arm == "exact") & (here.lr_factor == rate)]
+    found = [against_exact(here, arm, outcome) for outcome in OUTCOMES]
+    verdicts = {Verdict.UNDECIDED if c is None else c.decision for c in found}
+    if not p_rise(exact["final"]) < LEVEL:
+        return Judgement.UNDECIDED
+    if Verdict.LOWER in verdicts:
+        return Judgement.DISAGREES
+    return Judgement.UNDECIDED if Verdict.UNDECIDED in verdicts else Judgement.NOT_CONTRADICTED
+
+
+WHY = {
+    Judgement.NOT_CONTRADICTED: "What is reported is about convergence, which these runs do not reach.",
+    Judgement.DISAGREES: "JAGG came out lower over the run or at its end.",
+    Judgement.UNDECIDED: (
+        "Too few seeds, too small a rise, or too wide an interval, over the run or at its end."
+    ),
+}
+
+
+def findings(csv: Path) -> dict[str, Finding]:
+    """Of "follows": JAGG on all groups minus exact over the run, in the comfortable regime."""
+    outcomes = at_main_rate(runs(complete(csv)))
+    here = outcomes[outcomes.regime == "comfortable"]
+    found = against_exact(here, "jagg", "curve")
+    if found is None:
+        return {}
+    unit = 100 * MARGIN / found.margin
+    low, high = (unit * (found.mean + sign * found.half) for sign in (-1, 1))
+    text = (
+        f"{unit * found.mean:+.1f} % of exact's rise over the run ({low:+.1f} … {high:+.1f}), "
+        f"{found.decision}, {found.n} seeds"
+    )
+    judgement = follows(here)
+    return {"follows": Finding(text, judgement, WHY[judgement])}
