@@ -13,8 +13,7 @@ from experiments.common.figures import save
 from experiments.common.intervals import mean_and_half
 from experiments.common.markdown import listed, signed
 from experiments.convergence.analysis import at_main_rate
-from experiments.convergence.arms import ARMS, REGIMES
-from experiments.convergence.evaluation import REWARD
+from experiments.convergence.arms import ARMS, REGIMES, REWARD
 from experiments.convergence.figure import BASELINE, LEARNED, learning, theme
 from repro.console import print_table
 from repro.results import read

@@ -24,8 +24,7 @@ from experiments.common.intervals import FEWEST, mean_and_half
 from experiments.common.markdown import counted, listed, signed
 from experiments.common.markdown import table as markdown_table
 from experiments.convergence.analysis import at_main_rate
-from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, described
-from experiments.convergence.evaluation import REWARD
+from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, REWARD, described
 from experiments.convergence.figure import BASELINE, LEARNED, learning
 from repro.results import read
 

@@ -21,8 +21,7 @@ import pandas as pd
 
 from experiments.common.findings import Finding, Judgement
 from experiments.common.intervals import FEWEST, LEVEL, MARGIN, Comparison, Verdict, compare, p_rise
-from experiments.convergence.arms import REGIMES, RegimeName
-from experiments.convergence.evaluation import REWARD
+from experiments.convergence.arms import REGIMES, REWARD, RegimeName
 from repro.errors import InputError
 from repro.results import provenance_path, read
 from repro.training.metrics import PHASES

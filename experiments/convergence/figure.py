@@ -29,8 +29,7 @@ from experiments.convergence.analysis import (
     spent,
     totals,
 )
-from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, described
-from experiments.convergence.evaluation import DIVERSITY, REWARD
+from experiments.convergence.arms import ALGORITHMS, ARMS, DIVERSITY, REGIMES, REWARD, described
 from repro.console import print_table
 from repro.rewards import SCORERS
 

@@ -14,8 +14,7 @@ import pandas as pd
 from experiments.common.figures import save
 from experiments.common.markdown import counted
 from experiments.convergence.analysis import runs
-from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES
-from experiments.convergence.evaluation import REWARD
+from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, REWARD
 
 
 def plot(csv: Path, table: pd.DataFrame) -> None:

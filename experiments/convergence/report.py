@@ -27,8 +27,7 @@ from experiments.convergence.analysis import (
     spent,
     totals,
 )
-from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, ArmName, described
-from experiments.convergence.evaluation import REWARD
+from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, REWARD, ArmName, described
 from experiments.convergence.figure import (
     BASELINE,
     LEARNED,

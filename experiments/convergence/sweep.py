@@ -15,8 +15,7 @@ from experiments.common.intervals import FEWEST, mean_and_half
 from experiments.common.markdown import counted, signed
 from experiments.common.markdown import table as markdown_table
 from experiments.convergence.analysis import complete, recipe_of, runs
-from experiments.convergence.arms import ALGORITHMS, REGIMES, RegimeName
-from experiments.convergence.evaluation import REWARD
+from experiments.convergence.arms import ALGORITHMS, REGIMES, REWARD, RegimeName
 from experiments.convergence.figure import BASELINE, LEARNED, learning
 from experiments.convergence.report import start_words
 from repro.errors import InputError

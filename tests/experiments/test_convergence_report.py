@@ -6,7 +6,7 @@ import pandas as pd
 from training_tables import fake, rises, swept, write_tables
 
 from experiments.convergence import analysis as convergence_data
-from experiments.convergence import measure as convergence
+from experiments.convergence import figure
 from experiments.convergence import rates as convergence_rates
 from experiments.convergence import report as convergence_markdown
 from experiments.convergence.analysis import runs
@@ -43,7 +43,7 @@ def test_only_several_rates_have_a_figure_of_theirs(tmp_path):
 
 def test_a_table_of_one_arm_and_several_rates_is_drawn(tmp_path):
     one = write_tables(fake({("exact", 3.0): [0.4], ("exact", 9.0): [0.5]}, "paper-eta"), tmp_path / "one")
-    assert convergence.plot(one).stat().st_size > 4_000
+    assert figure.plot(one).stat().st_size > 4_000
     assert one.with_name("convergence-rates.png").stat().st_size > 4_000
 
 
