@@ -1,7 +1,8 @@
-"""The figure of the cosine table, drawn from its CSV alone.
+"""The figures of the cosine table, drawn from its CSV alone.
 
-Most panels show 1 - cosine on a logarithmic axis: what is lost, since a cosine of 0.999 and one of 0.99 look
-alike on a linear one. Values are the whole batch's, with the jackknife's 95 % interval.
+``cosine.png`` has the message: how close JAGG's gradient is to the exact one, group by group, beside what is
+reported. ``cosine-more.png`` has all schemes, variants and earlier snapshots, as 1 - cosine on a logarithmic
+axis: what is lost, since a cosine of 0.999 and one of 0.99 look alike on a linear one.
 """
 
 from __future__ import annotations
@@ -16,55 +17,100 @@ import pandas as pd
 
 from experiments import paper
 from experiments.common.figures import save
-from experiments.cosine.report import JAGG, Estimate, batch_estimate, caveats, mean_estimate
-from repro.errors import InputError
+from experiments.cosine.analysis import (
+    JAGG,
+    OWN,
+    SCHEMES,
+    Estimate,
+    batch_estimate,
+    comparable,
+    load,
+    mean_estimate,
+)
 from repro.results import read
 
-SCHEMES = {
-    "jagg-time": "JAGG, t-weights",
-    "jagg-index": "JAGG, index weights",
-    "endpoints-own": "endpoints: own s",
-    "endpoints-sum": "endpoints: whole sum",
-    "endpoints-half": "endpoints: half and half",
-    "endpoints-nearest": "endpoints: nearest",
-}
 GROUP_AXIS = "group (0 = most noise)"
 Measure = Callable[[pd.DataFrame], Estimate]
 
 
 def plot(csv: Path) -> Path:
-    """Redraw ``cosine.png`` beside the CSV, with earlier snapshots of the model if their tables are near."""
+    """Redraw ``cosine.png`` and ``cosine-more.png`` beside the CSV; returns the first.
+
+    Raises:
+        InputError: the CSV is another table.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     import seaborn as sns
 
-    table = read(csv)
-    if missing := {"variant", "scheme", "unit", "cosine"} - set(table.columns):
-        raise InputError(f"{csv} is no cosine table (it has no column {min(missing)}): name one")
+    table = load(csv)
+    sns.set_theme(style="whitegrid", context="paper", palette="colorblind", font_scale=1.1)
+    save(_more(csv, table), csv.with_name(f"{csv.stem}-more.png"), dpi=110)
+    return save(_main(table), csv.with_suffix(".png"))
+
+
+def _main(table: pd.DataFrame) -> Any:
+    """Cosines with the reported band, and what JAGG loses, group by group."""
+    import matplotlib.pyplot as plt
+
+    base = table[table.variant == "base"]
+    figure, (cosines, losses) = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
+    jagg, own = base[base.scheme == JAGG], base[base.scheme == OWN]
+    batch: Measure = lambda at: batch_estimate(at, "cosine")  # noqa: E731
+    single: Measure = lambda at: mean_estimate(at, "cosine", "sample")  # noqa: E731
+    if comparable(base):
+        low, high = paper.COSINE_EARLY_GROUPS.low, paper.COSINE_EARLY_GROUPS.high
+        first, last = paper.COSINE_GROUPS[0], paper.COSINE_GROUPS[-1]
+        cosines.fill_between([first - 0.2, last + 0.2], low, high, color="0.8")
+        reported = f"JAGG, reported: {low:g} … {high:g}"
+        cosines.text((first + last) / 2, (low + high) / 2, reported, ha="center", va="center")
+    curves = (
+        (jagg, batch, "JAGG, whole batch", "C0", "o"),
+        (jagg, single, "JAGG, single images", "C1", "s"),
+        (own, batch, "endpoints only, whole batch", "C2", "^"),
+    )
+    for axis, lost in ((cosines, False), (losses, True)):
+        for rows, estimate, label, colour, marker in curves:
+            xs, estimates = _by_group(rows, estimate)
+            if all(math.isnan(e.value) for e in estimates):
+                continue
+            _line(axis, xs, estimates, label, lost=lost, color=colour, marker=marker)
+            axis.set_xticks(xs)
+        axis.set_xlabel(GROUP_AXIS)
+    cosines.set(title="cosine with the exact gradient", ylim=(None, 1.02))
+    losses.set(title="1 - cosine: what is lost", yscale="log")
+    losses.grid(axis="y", which="minor", visible=False)
+    handles, labels = losses.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(f"JAGG's gradient against the exact one on {base.model.iloc[0]}")
+    return figure
+
+
+def _more(csv: Path, table: pd.DataFrame) -> Any:
+    """All schemes and variants, and earlier snapshots of the model if their tables are near."""
+    import matplotlib.pyplot as plt
+
     jagg = table[table.scheme == JAGG]
-    sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
-    figure, axes = plt.subplots(2, 4, figsize=(15, 6.8), constrained_layout=True)
+    figure, axes = plt.subplots(4, 2, figsize=(9, 14), constrained_layout=True)
     _schemes(axes[0, 0], table[table.variant == "base"])
     _units(axes[0, 1], jagg[jagg.variant == "base"])
-    _variants(axes[0, 2], jagg, ("base", "W-5", "W-10"), "W = {steps}", "group size")
-    _variants(axes[0, 3], jagg, ("base", "eta-0.7", "eta-1"), "eta {eta:g}", "noise of the SDE")
+    _variants(axes[1, 0], jagg, ("base", "W-5", "W-10"), "W = {steps}", "group size")
+    _variants(axes[1, 1], jagg, ("base", "eta-0.7", "eta-1"), "eta {eta:g}", "noise of the SDE")
     cuts = ("base", "equal-span", "shift-1")
-    _variants(axes[1, 0], jagg, cuts, "shift {shift:g} ({variant})", "noise level, span held equal")
-    _spans(axes[1, 1], jagg)
-    _training(axes[1, 2], csv, jagg[jagg.variant == "base"])
-    _precision(axes[1, 3], jagg)
-    title = f"JAGG's gradient against the exact one on {table.model.iloc[0]}, measured here"
-    figure.suptitle("\n".join([title, *caveats(table.model.iloc[0])]), fontsize=11)
-    target = csv.with_suffix(".png")
-    return save(figure, target, dpi=130)
+    _variants(axes[2, 0], jagg, cuts, "shift {shift:g} ({variant})", "noise level, span held equal")
+    _spans(axes[2, 1], jagg)
+    _training(axes[3, 0], csv, jagg[jagg.variant == "base"])
+    _precision(axes[3, 1], jagg)
+    figure.suptitle(f"JAGG's gradient against the exact one on {table.model.iloc[0]}: all that was varied")
+    return figure
 
 
 def _line(axis: Any, xs: Any, estimates: list[Estimate], label: str, lost: bool = True, **style: Any) -> None:
     values = np.array([1 - e.value if lost else e.value for e in estimates])
     halves = np.array([e.half for e in estimates])
-    axis.errorbar(xs, values, yerr=halves, marker="o", markersize=3.5, capsize=2, label=label, **style)
+    style = {"marker": "o", "markersize": 3.5, "capsize": 2} | style
+    axis.errorbar(xs, values, yerr=halves, label=label, **style)
 
 
 def _by_group(rows: pd.DataFrame, estimate: Measure) -> tuple[list, list[Estimate]]:

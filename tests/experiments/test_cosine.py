@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from experiments.cli import main
 from experiments.common.inputs import load_prompts
 from experiments.cosine import figure as cosine_figure
 from experiments.cosine import measure as cosine
-from experiments.cosine import report as cosine_report
 from repro.results import HIDDEN, provenance_path, read
 
 
@@ -112,26 +110,6 @@ def test_figure_needs_the_table_alone(csv: Path, tmp_path: Path) -> None:
     assert figure.parent == copy.parent and figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_jackknife_of_a_mean_is_its_standard_error() -> None:
-    """For a plain mean, the delete-one jackknife is the textbook standard error exactly."""
-    values = np.random.default_rng(0).normal(size=8)
-    replicates = np.array([np.delete(values, i).mean() for i in range(8)])
-    from scipy import stats
-
-    expected = stats.t.ppf(0.975, 7) * values.std(ddof=1) / math.sqrt(8)
-    assert cosine_report._jackknife(replicates) == pytest.approx(expected, rel=1e-12)
-
-
-def test_single_images_of_a_prompt_count_once() -> None:
-    rows = pd.DataFrame(
-        {"unit": "sample", "unit_id": ["0.0", "0.1", "1.0", "1.1"], "cosine": [0.9, 0.9, 0.7, 0.7]}
-    )
-    once = pd.DataFrame({"unit": "prompt", "unit_id": ["0", "1"], "cosine": [0.9, 0.7]})
-    assert cosine_report.mean_estimate(rows, "cosine", "sample") == cosine_report.mean_estimate(
-        once, "cosine", "prompt"
-    )
-
-
 def test_prompts_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_bytes("caf\u00e9\n".encode("latin-1"))
@@ -142,29 +120,6 @@ def test_prompts_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
 def test_no_variants_are_refused(config: cosine.Config) -> None:
     with pytest.raises(ValueError, match="names none"):
         cosine.run(replace(config, variants=()))
-
-
-def test_another_table_is_not_drawn(tmp_path: Path) -> None:
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="no cosine table"):
-        cosine_figure.plot(tmp_path / "other.csv")
-
-
-def test_trend_sentence_says_falls_only_beyond_the_interval() -> None:
-    def table(last: float, spread: float) -> pd.DataFrame:
-        rows = []
-        for group, value in ((0, 0.9), (1, last)):
-            rows.append(("jagg-time", group, "batch", "all", value))
-            offsets = (-spread, 0.0, spread)
-            rows += [
-                ("jagg-time", group, "batch-without", str(i), value + group * o)
-                for i, o in enumerate(offsets)
-            ]
-        return pd.DataFrame(rows, columns=["scheme", "group", "unit", "unit_id", "cosine"])
-
-    assert "falls" in cosine_report.trend_sentence(table(0.7, 0.001))
-    assert "rises" in cosine_report.trend_sentence(table(0.95, 0.001))
-    assert "neither" in cosine_report.trend_sentence(table(0.7, 0.2))
 
 
 @pytest.mark.parametrize(
