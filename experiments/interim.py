@@ -9,29 +9,6 @@ from experiments import paper
 from experiments.common.findings import Finding, Judgement
 
 
-def cosine(csv: Path) -> dict[str, Finding]:
-    """Level in the first three groups, and trend over all, of the whole batch."""
-    from experiments.cosine.report import JAGG, batch_estimate, caveats, trend
-    from repro.results import read
-
-    base = read(csv)[lambda rows: rows.variant == "base"]
-    jagg = base[base.scheme == JAGG]
-    levels = [batch_estimate(jagg[jagg.group == group], "cosine").value for group in paper.COSINE_GROUPS]
-    reported, smooth = paper.COSINE_EARLY_GROUPS, " ".join(caveats(base.model.iloc[0]))
-    if reported.low <= min(levels) and max(levels) <= reported.high:
-        level = Judgement.AGREES
-    else:
-        level = Judgement.NOT_CONTRADICTED if smooth else Judgement.DISAGREES
-    value, half = trend(base)
-    low, high = value - half, value + half
-    falls = Judgement.AGREES if high < 0 else Judgement.DISAGREES if low > 0 else Judgement.UNDECIDED
-    why = "" if falls is not Judgement.DISAGREES else "The batch's cosine rises beyond its interval."
-    return {
-        "level": Finding(f"{min(levels):.4f} … {max(levels):.4f}", level, smooth),
-        "trend": Finding(f"{value:+.4f} ({low:+.4f} … {high:+.4f})", falls, why),
-    }
-
-
 def speedup(csv: Path) -> dict[str, Finding]:
     """Of the two cells that were reported, in the paper's mode at the largest batch."""
     from experiments.speedup.analysis import cells
@@ -145,5 +122,5 @@ def ablation(csv: Path) -> dict[str, Finding]:
 
 
 FINDINGS: dict[str, Callable[[Path], dict[str, Finding]]] = {
-    f.__name__: f for f in (cosine, speedup, convergence, ablation)
+    f.__name__: f for f in (speedup, convergence, ablation)
 }
