@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.speedup.laps import laps_path
+from experiments.speedup.analysis import laps_path
 from experiments.speedup.measure import COLUMNS, KEY, LAP_COLUMNS, LAP_KEY
 from experiments.speedup.step import Setting
 from repro.core.cost import CostModel

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from experiments import paper
-from experiments.speedup.laps import laps_path, prices
 from repro.core.cost import CostModel, Counts
 from repro.errors import InputError
 from repro.results import read
@@ -39,6 +38,23 @@ OVERHEAD_LIMIT = 0.03
 short."""
 AGREEMENT = 0.05
 """How far measured and predicted ratios may be apart."""
+
+
+def laps_path(csv: Path) -> Path:
+    """``speedup.csv`` -> ``speedup-laps.csv.gz``: compressed, a row for every call."""
+    return csv.with_name(f"{csv.stem}-laps.csv.gz")
+
+
+def prices(laps: pd.DataFrame, by: Sequence[Any]) -> pd.Series:
+    """Prices in forwards, by the columns `by` and round: the sum over laps of medians over repetitions.
+
+    Args:
+        laps: a row a lap, with columns ``round``, ``lap``, ``seconds`` and ``forward_s``.
+        by: what else identifies an update.
+    """
+    in_forwards = laps.assign(price=laps.seconds / laps.forward_s)
+    update = [*by, "round"]
+    return in_forwards.groupby([*update, "lap"])["price"].median().groupby(update).sum()
 
 
 class Median(NamedTuple):

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -93,20 +91,3 @@ class Laps:
         sides = zip(self._forwards, self._forwards[1:], strict=False)
         forwards = [(before + after) / 2 for before, after in sides]
         return [Lap(*lap) for lap in zip(self._laps, forwards, strict=True)]
-
-
-def laps_path(csv: Path) -> Path:
-    """``speedup.csv`` -> ``speedup-laps.csv.gz``: compressed, a row for every call."""
-    return csv.with_name(f"{csv.stem}-laps.csv.gz")
-
-
-def prices(laps: pd.DataFrame, by: Sequence[Any]) -> pd.Series:
-    """Prices in forwards, by the columns `by` and round: the sum over laps of medians over repetitions.
-
-    Args:
-        laps: a row a lap, with columns ``round``, ``lap``, ``seconds`` and ``forward_s``.
-        by: what else identifies an update.
-    """
-    in_forwards = laps.assign(price=laps.seconds / laps.forward_s)
-    update = [*by, "round"]
-    return in_forwards.groupby([*update, "lap"])["price"].median().groupby(update).sum()

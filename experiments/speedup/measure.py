@@ -29,9 +29,8 @@ from torch import Tensor
 
 from experiments import paper
 from experiments.common.fill import fill
-from experiments.speedup.analysis import SETTING
+from experiments.speedup.analysis import SETTING, laps_path
 from experiments.speedup.config import Config, NamedScheme, Variation, settings
-from experiments.speedup.laps import laps_path
 from experiments.speedup.source import Source, load_source, make_policy
 from experiments.speedup.step import PHASES, Setting, Step, Timing, Unit
 from repro.console import note

@@ -25,7 +25,7 @@ from experiments.common.findings import Judgement
 from experiments.convergence import measure as convergence
 from experiments.cosine import measure as cosine
 from experiments.speedup import measure as speedup
-from experiments.speedup.laps import laps_path
+from experiments.speedup.analysis import laps_path
 from repro.distributed.ranks import ALONE, Ranks, join, spawn
 from repro.models import load
 from repro.results import HIDDEN, read

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments.speedup.laps import Laps, prices
+from experiments.speedup.analysis import prices
+from experiments.speedup.laps import Laps
 from repro.training.stopwatch import Stopwatch
 
 

@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 from speedup_tables import made_up
 
-from experiments.speedup import measure as speedup
+from experiments.speedup import figure
 from experiments.speedup import report as speedup_report
-from experiments.speedup.analysis import Cell, Median, cells, median
-from experiments.speedup.laps import laps_path
+from experiments.speedup.analysis import Cell, Median, cells, laps_path, median
 from experiments.speedup.report import verdict
 
 
@@ -106,4 +105,4 @@ def test_reported_stands_beside_measured(tmp_path: Path, capsys: pytest.CaptureF
     speedup_report.show(csv)
     printed = capsys.readouterr().out
     assert "17.8 ± 0.0" in printed and "reported" in printed and "step 17.3…18.2" in printed
-    assert speedup.plot(csv).stat().st_size > 10_000
+    assert figure.plot(csv).stat().st_size > 10_000
