@@ -21,42 +21,21 @@ in forwards by the cost model, and in seconds, apart because seconds differ from
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
+from experiments.ablation.analysis import CONTRASTS, contrasts, efficiency
 from experiments.ablation.config import Config
 from experiments.common.inputs import load_model
-from experiments.common.intervals import compare
 from experiments.convergence import measure as convergence
-from experiments.convergence.analysis import (
-    OUTCOMES,
-    at_factors,
-    best_factors,
-    complete,
-    main_rate,
-    runs,
-    spent,
-)
-from experiments.convergence.arms import REWARD, ArmName
+from experiments.convergence.analysis import complete, runs, spent
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
 from repro.provenance import collect
 from repro.results import Table, provenance_path
 
 __all__ = ["Config", "run"]
-
-READINGS: tuple[ArmName, ...] = ("endpoints-own", "endpoints-sum", "endpoints-half", "endpoints-nearest")
-CONTRASTS: tuple[tuple[ArmName, ArmName], ...] = (
-    ("jagg", "exact"),
-    *((reading, "jagg") for reading in READINGS),
-    ("subset", "jagg"),
-    ("subset-paper", "jagg"),
-)
 
 COLUMNS: dict[str, type] = {
     "model": str,
@@ -113,7 +92,7 @@ def _cells_config(config: Config) -> convergence.Config:
     """The same cells as convergence's: in quick form, exactly those that it trains."""
     values = {f.name: getattr(config, f.name) for f in fields(convergence.Config)}
     values["arms"] = config.arms or (
-        () if config.quick else ("exact", "jagg", *READINGS, "subset", "subset-paper")
+        () if config.quick else tuple(dict.fromkeys(arm for pair in CONTRASTS for arm in reversed(pair)))
     )
     values["regimes"] = config.regimes or ("comfortable", "sparse")[: 1 if config.quick else 2]
     return convergence.Config(**values)
@@ -143,80 +122,9 @@ def write(cells: Path, config: Config) -> None:
     kept = ("checkpoint_sha256", "device", "cpu", "threads", "ranks")
     provenance |= {k: made[k] for k in kept if k in made}
     for name, columns, key, rows in (
-        ("ablation", COLUMNS, KEY, _contrasts(outcomes, config.margin)),
-        ("ablation-efficiency", EFFICIENCY_COLUMNS, EFFICIENCY_KEY, _efficiency(outcomes, spent(cells))),
+        ("ablation", COLUMNS, KEY, contrasts(outcomes, config.margin)),
+        ("ablation-efficiency", EFFICIENCY_COLUMNS, EFFICIENCY_KEY, efficiency(outcomes, spent(cells))),
     ):
         path = cells.with_name(f"{name}.csv")
         table = Table(path, columns, key, provenance=provenance, fresh=True)
         table.replace(*({**common, **row} for row in rows))
-
-
-def _contrasts(outcomes: pd.DataFrame, share: float) -> Iterator[dict[str, Any]]:
-    for regime, here in outcomes.groupby("regime", sort=False):
-        main = main_rate(here)
-        for rates, factors in _rates(here):
-            for metric, of_metric in here.groupby("metric", sort=False):
-                for outcome in OUTCOMES:
-                    values = at_factors(of_metric, factors, outcome)
-                    for first, second in CONTRASTS:
-                        if not {first, second, "exact"} <= set(values):
-                            continue
-                        if rates == "best" and (factors[[first, second, "exact"]] == main).all(axis=None):
-                            continue  # "same" has it, of more seeds
-                        row = _contrast(values, first, second, share)
-                        if row:
-                            yield {
-                                "regime": regime,
-                                "metric": metric,
-                                "outcome": outcome,
-                                "rates": rates,
-                                "lr_first": factors[first].mode()[0],
-                                "lr_second": factors[second].mode()[0],
-                                **row,
-                            }
-
-
-def _rates(here: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The choices of learning rates in a regime: a name, and factors as seeds by arms."""
-    main = main_rate(here)
-    for factor in sorted(here.lr_factor.unique(), key=lambda factor: (factor != main, factor)):
-        name = "same" if factor == main else f"×{factor:g}"
-        yield name, pd.DataFrame(factor, index=here.seed.unique(), columns=here.arm.unique())
-    yield "best", best_factors(here)
-
-
-def _contrast(values: pd.DataFrame, first: ArmName, second: ArmName, share: float) -> dict[str, Any]:
-    """Of two arms, over the seeds that have both and the exact one; empty if there is nothing to compare."""
-    values = values[list({first, second, "exact"})].dropna()
-    rises = values["exact"]
-    if values.empty or rises.mean() == 0:
-        return {}
-    # An exact baseline that fell has a margin, too: a share of its fall.
-    margins = share * np.sign(rises.mean()) * rises
-    result = compare((values[first] - values[second]).to_numpy(), margins.to_numpy())
-    return {
-        "first": first,
-        "second": second,
-        "seeds": result.n,
-        "difference": result.mean,
-        "half_interval": result.half,
-        "p_sign_flip": result.p_sign_flip,
-        "margin": result.margin,
-        "p_equivalence": result.p_equivalence,
-        "verdict": result.verdict,
-    }
-
-
-def _efficiency(outcomes: pd.DataFrame, spending: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    keys = list(EFFICIENCY_KEY)
-    totals = spending.groupby(keys)[["backwards", "cost", "seconds"]].max()
-    for row in outcomes[outcomes.metric == REWARD].itertuples():
-        key = {name: getattr(row, name) for name in keys}
-        total = totals.loc[tuple(key.values())]
-        yield {
-            **key,
-            "rise": row.final,
-            "backwards": int(total.backwards),
-            "forwards": float(total.cost),
-            "seconds": float(total.seconds),
-        }

@@ -10,6 +10,7 @@ from training_tables import fake, write_tables
 
 from experiments.ablation import figure as ablation_report
 from experiments.ablation import measure as ablation
+from experiments.ablation.analysis import CONTRASTS
 from experiments.convergence import measure as convergence
 from experiments.convergence import offpolicy as offpolicy_report
 from experiments.convergence.arms import ARMS
@@ -103,7 +104,7 @@ def test_quick_uses_the_cells_of_quick_convergence():
     asked = ablation._cells_config(ablation.Config(quick=True, arms=("exact",), regimes=("sparse",)))
     assert (asked.arms, asked.regimes) == (("exact",), ("sparse",))
     full = ablation._cells_config(ablation.Config())
-    assert set(full.arms) == {arm for pair in ablation.CONTRASTS for arm in pair}
+    assert set(full.arms) == {arm for pair in CONTRASTS for arm in pair}
     assert full.regimes == ("comfortable", "sparse")
 
 
@@ -121,4 +122,4 @@ def test_the_margin_cannot_move_once_the_contrasts_were_seen(tmp_path):
 
 
 def test_every_contrast_is_between_arms_that_exist():
-    assert {arm for pair in ablation.CONTRASTS for arm in pair} <= set(ARMS)
+    assert {arm for pair in CONTRASTS for arm in pair} <= set(ARMS)
