@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from experiments.ablation.analysis import CONTRASTS, contrasts, efficiency
 from experiments.ablation.config import Config
