@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from experiments.speedup.analysis import laps_path
+from experiments.speedup.config import Setting
 from experiments.speedup.measure import COLUMNS, KEY, LAP_COLUMNS, LAP_KEY
-from experiments.speedup.step import Setting
 from repro.core.cost import CostModel
 from repro.core.schemes import registry
 from repro.core.schemes.jagg import jagg
@@ -52,7 +52,7 @@ def made_up(folder: Path, slower: float = 1.0, overhead: float = 0.0, bursts: bo
                     "device": "none",
                     "dtype": "float32",
                     **key,
-                    "samples": 48,
+                    "samples": 12,
                     "parts": 1,
                     "sampling_steps": 21,
                     "trained_steps": 20,

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple
 
 from experiments import paper
 from repro.core.schemes import registry
 from repro.training.recipe import Algorithm
 
-NamedScheme: TypeAlias = tuple[registry.SchemeName, float]
-"""A scheme's name, and the jagg_frac it takes."""
+
+class Arm(NamedTuple):
+    """What is timed: a scheme by name, the jagg_frac it takes, and whether it is there once more.
+
+    An arm that is there again, under another name, is the null arm: what it seems to save is the timing's
+    own error.
+    """
+
+    scheme: registry.SchemeName
+    jagg_frac: float = 0.0
+    again: bool = False
+
+
+EXACT, AGAIN = Arm("exact"), Arm("exact", again=True)
 Variation = Literal["base", "checkpointing", "velocities", "weights", "group-size", "jagg-frac", "batch"]
 
 
@@ -28,7 +40,7 @@ class Setting:
         checkpointing: of activations; on is the paper's mode.
         algorithm: whose sampler and trained steps.
         group_size: W.
-        batch: samples forwarded together at one step.
+        batch: images of a prompt that are forwarded together at one step.
         anchor_chunk: anchors in one backward.
         velocities: `recompute`, the paper's layout, or `rollout`, this suite's default.
     """
@@ -37,7 +49,7 @@ class Setting:
     checkpointing: bool = True
     algorithm: Algorithm = "dance_grpo"
     group_size: int = 4
-    batch: int = 48
+    batch: int = 12
     anchor_chunk: int = 2
     velocities: Literal["recompute", "rollout"] = "recompute"
 
@@ -63,16 +75,16 @@ class Config:
     algorithms: tuple[Algorithm, ...] = ("dance_grpo", "flow_grpo_fast")
     """training recipes; the sweeps over W, jagg_frac and batch are dance_grpo's"""
     schemes: tuple[registry.SchemeName, ...] = ("jagg", "routed", "endpoints-own", "subset")
-    """what is timed against exact in the base setting; the others take exact, jagg and routed, the sweeps
-    over W and batch exact and jagg"""
-    rounds: int = 7
+    """what is timed against exact, and exact again, in the base setting; the others take jagg and routed, the
+    sweeps over W and batch jagg alone"""
+    rounds: int = 10
     """steps of each scheme in each setting, after one that is dropped"""
-    prompts: int = 4
-    """prompts per step"""
+    prompts: int = 1
+    """prompts per step; minibatches are of one prompt's images, so more of them repeat the same passes"""
     images: int = 12
     """images per prompt"""
     batch: int = 0
-    """samples forwarded together, 0 for all that a process has"""
+    """images of a prompt forwarded together, 0 for all that a process has"""
     lora_rank: int = 32
     """rank of the adapters where LoRA is timed"""
     optimizer: bool = True
@@ -101,28 +113,28 @@ class Config:
     """measure everything again instead of resuming"""
 
 
-def settings(config: Config, ranks: int = 1) -> dict[Setting, list[NamedScheme]]:
+def settings(config: Config, ranks: int = 1) -> dict[Setting, list[Arm]]:
     """Every setting with the schemes that are timed in it, settings of one policy side by side.
 
     Args:
         config: as it is on every rank.
         ranks: processes that share the samples; batches are of one's.
     """
-    samples = config.prompts * config.images // ranks
-    batch = config.batch or samples
-    plain = [_named("exact"), _named("jagg"), _named("routed")]
-    chosen: dict[Setting, list[NamedScheme]] = {}
+    images = config.images // max(1, ranks // config.prompts)
+    batch = config.batch or images
+    plain = [EXACT, AGAIN, _named("jagg"), _named("routed")]
+    chosen: dict[Setting, list[Arm]] = {}
 
-    def add(setting: Setting, schemes: list[NamedScheme]) -> None:
+    def add(setting: Setting, arms: list[Arm]) -> None:
         # One group leaves nothing to route.
-        kept = [s for s in schemes if s[0] not in ("routed", "subset") or setting.algorithm == "dance_grpo"]
+        kept = [a for a in arms if a.scheme not in ("routed", "subset") or setting.algorithm == "dance_grpo"]
         chosen[setting] = list(dict.fromkeys([*chosen.get(setting, []), *kept]))
 
     for algorithm in config.algorithms:
         base = Setting(algorithm=algorithm, batch=batch)
         for variation in dict.fromkeys(config.variations):
             if variation == "base":
-                add(base, [_named("exact"), *map(_named, config.schemes)])
+                add(base, [EXACT, AGAIN, *map(_named, config.schemes)])
             elif variation == "checkpointing":
                 add(replace(base, checkpointing=False), plain)
             elif variation == "velocities":
@@ -130,28 +142,28 @@ def settings(config: Config, ranks: int = 1) -> dict[Setting, list[NamedScheme]]
             elif variation == "weights":
                 add(replace(base, weights="lora"), plain)
             elif algorithm == "dance_grpo":
-                for setting, schemes in _sweep(base, variation, samples):
-                    add(setting, schemes)
+                for setting, arms in _sweep(base, variation, images):
+                    add(setting, arms)
     # The paper's mode comes first: it is what fits where memory is scarce.
     order = sorted(chosen, key=lambda s: (s.weights, not s.checkpointing, s))
     return {setting: chosen[setting] for setting in order}
 
 
-def _named(name: registry.SchemeName, jagg_frac: float = paper.JAGG_FRAC.low) -> NamedScheme:
-    return (name, jagg_frac if name == "routed" else 0.0)
+def _named(name: registry.SchemeName, jagg_frac: float = paper.JAGG_FRAC.low) -> Arm:
+    return Arm(name, jagg_frac if name == "routed" else 0.0)
 
 
-def _sweep(base: Setting, variation: Variation, samples: int) -> Iterator[tuple[Setting, list[NamedScheme]]]:
+def _sweep(base: Setting, variation: Variation, images: int) -> Iterator[tuple[Setting, list[Arm]]]:
     """One axis of the heat map, crossed with another."""
-    pair = [_named("exact"), _named("jagg")]
+    pair = [EXACT, _named("jagg")]
     for checkpointing in (True, False):
         setting = replace(base, checkpointing=checkpointing)
         if variation == "group-size":
             for size in (2, 4, 5, 10):
                 yield replace(setting, group_size=size), pair
         elif variation == "jagg-frac":
-            yield setting, [_named("exact"), *(_named("routed", fifths / 5) for fifths in range(6))]
+            yield setting, [EXACT, *(_named("routed", fifths / 5) for fifths in range(6))]
     if variation == "batch":
-        for batch in dict.fromkeys(samples // parts for parts in (1, 2, 4) if samples % parts == 0):
+        for batch in dict.fromkeys(images // parts for parts in (1, 2, 4) if images % parts == 0):
             for chunk in (1, 2, 4):
                 yield replace(base, batch=batch, anchor_chunk=chunk), pair

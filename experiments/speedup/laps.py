@@ -10,7 +10,7 @@ predicts. That the two agree says that an update is these passes and little else
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,13 +37,13 @@ class Laps:
 
     Args:
         clock: of the step; the forwards beside the laps pause what it counts.
-        velocity: the network of which a forward is timed.
-        latents: (1, B, *shape), what goes into it, at the first trained step.
+        beside: a forward without gradient of one step.
+        device: where the network is.
     """
 
-    def __init__(self, clock: Stopwatch, velocity: VelocityFn, latents: Tensor) -> None:
-        self._clock, self._velocity, self._latents = clock, velocity, latents
-        self._cut = latents.device.type == "cpu"
+    def __init__(self, clock: Stopwatch, beside: Callable[[], None], device: torch.device) -> None:
+        self._clock, self._beside, self._device = clock, beside, device
+        self._cut = device.type == "cpu"
         self._forwards: list[float] = []
         self._laps: list[float] = []
         self._since = 0.0
@@ -73,17 +73,17 @@ class Laps:
         self._forward()
 
     def _forward(self) -> None:
-        with self._clock("beside"), torch.no_grad():
+        with self._clock("beside"):
             self._synchronize()
             start = time.perf_counter()
-            self._velocity([0], self._latents)
+            self._beside()
             self._synchronize()
             self._since = time.perf_counter()
             self._forwards.append(self._since - start)
 
     def _synchronize(self) -> None:
-        if self._latents.device.type == "cuda":
-            torch.cuda.synchronize(self._latents.device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     @property
     def laps(self) -> list[Lap]:

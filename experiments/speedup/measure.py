@@ -1,15 +1,17 @@
 """What JAGG saves of a training step: every scheme timed against the exact gradient, and the cost model
 against both.
 
-For a *setting* (`experiments.speedup.step`) the schemes take whole training steps in turn, A B A B, in one
-process, so that whatever else the machine does meets them alike; the first round warms up and is dropped. A
-row of the table is one step: seconds per phase, peak memory, the passes that were made, and beside them what
-the cost model predicts for the update from one forward and one backward measured in the same round.
+For a *setting* (`experiments.speedup.config`) the schemes take whole training steps in turn, in one process
+and in an order drawn anew each round, so that whatever else the machine does meets them alike; the first
+round warms up and is dropped. Exact is timed a second time, under another name: what this null arm seems to
+save is the timing's own error. A row of the table is one step: seconds per phase, peak memory, the passes
+that were made, and beside them what the cost model predicts for the update from one forward and one backward
+measured in the same round.
 
 Several ranks take each step together, on a sharded transformer and a part of the samples; rank 0's clock is
 what is written, into a table of their own number.
 
-The updates' laps (`experiments.speedup.laps`) have a table of their own, ``speedup-laps.csv``.
+The updates' laps (`experiments.speedup.laps`) have a table of their own, ``speedup-laps.csv.gz``.
 
 The base setting is the paper's: checkpointing on, all weights, W 4, velocities forwarded again in the update.
 The others change one or two things, for the heat map.
@@ -18,33 +20,33 @@ The others change one or two things, for the heat map.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from experiments import paper
 from experiments.common.fill import fill
 from experiments.speedup.analysis import SETTING, laps_path
-from experiments.speedup.config import Config, NamedScheme, Variation, settings
+from experiments.speedup.config import Arm, Config, Setting, Variation, settings
 from experiments.speedup.source import Source, load_source, make_policy
-from experiments.speedup.step import PHASES, Setting, Step, Timing, Unit
+from experiments.speedup.step import NO_RATE, Step, Timing, Unit, without_moments
 from repro.console import note
 from repro.core.cost import CostModel
-from repro.core.schemes import registry
-from repro.core.schemes.scheme import Scheme
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
 from repro.provenance import collect, cpu_model, plain
 from repro.results import Table
+from repro.training.metrics import PHASES
 from repro.training.policy import Policy
 from repro.training.recipe import Recipe, preset
+from repro.training.trainer import Trainer, make_optimizer
 
-Wanted: TypeAlias = dict[Setting, list[NamedScheme]]
+Wanted: TypeAlias = dict[Setting, list[Arm]]
 COLUMNS: dict[str, type] = {
     "model": str,
     "device": str,
@@ -73,8 +75,8 @@ COLUMNS: dict[str, type] = {
     "backward_factor": float,
     "predicted_update_s": float,
 }
-"""Samples are of all ranks, parts of one, counts of one part; ``forward_s`` and ``backward_factor`` are f and
-b of `experiments.speedup.step`."""
+"""Samples are of all ranks, parts (minibatches) of one, counts of one part; ``forward_s`` and
+``backward_factor`` are f and b of `experiments.speedup.step`."""
 KEY = (*SETTING, "scheme", "round")
 LAP_COLUMNS: dict[str, type] = {
     **{name: COLUMNS[name] for name in KEY},
@@ -99,11 +101,12 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
     for name, least in (("prompts", 1), ("images", 2), ("batch", 0)):
         if getattr(config, name) < least:
             raise InputError(f"{name} is {getattr(config, name)}, expected at least {least}")
-    ranks.parts(config.prompts, config.images, "prompts per step")
+    images = len(ranks.parts(config.prompts, config.images, "prompts per step")[0][1])
     wanted = settings(config, ranks.size)
-    samples = config.prompts * config.images // ranks.size
-    if uneven := [s.batch for s in wanted if samples % s.batch]:
-        raise InputError(f"{samples} samples do not divide into parts of {uneven[0]}: choose another batch")
+    if uneven := [s.batch for s in wanted if images % s.batch]:
+        raise InputError(
+            f"{images} images of a prompt do not divide into batches of {uneven[0]}: choose another batch"
+        )
     source = load_source(config)
     folder = (config.out or Path("results/quick" if config.quick else "results")) / source.name
     csv = folder / "speedup.csv"
@@ -161,26 +164,17 @@ class _Steps:
         if self._step is None or self._step[0] != setting:
             config, ranks, mode = self._config, self._ranks, (setting.weights, setting.checkpointing)
             self._step = None
+            recipe = recipe_of(config, setting)
             if self._mode != mode or self._policy is None:
                 self._policy = None
                 gc.collect()
                 if config.device.startswith("cuda"):
                     torch.cuda.empty_cache()
-                self._policy, self._mode = make_policy(config, self._source, *mode, ranks), mode
-            recipe, source = _recipe(config, setting), self._source
-            step = Step(
-                self._policy,
-                source.scorer,
-                source.prompts,
-                recipe,
-                setting,
-                config.seed,
-                config.optimizer,
-                ranks,
-            )
+                self._policy, self._mode = make_policy(config, self._source, recipe, ranks), mode
+            step = Step(make_trainer(config, self._source, self._policy, recipe, ranks))
             step.unit()
-            for name, fraction in self._wanted[setting]:
-                step.time(_scheme(name, fraction, step.times, setting), repeat=False)
+            for arm in self._wanted[setting]:
+                step.time(under(recipe, arm), repeat=False)
             self._step = setting, step
         return self._step[1]
 
@@ -221,18 +215,48 @@ def _advice(config: Config, source: Source, setting: Setting) -> str:
     )
 
 
-def _recipe(config: Config, setting: Setting) -> Recipe:
+def recipe_of(config: Config, setting: Setting) -> Recipe:
+    """The preset in a setting's mode, weights in `config.dtype` as they are."""
     recipe = preset(setting.algorithm)
-    window = setting.group_size if recipe.window else 0
     return replace(
         recipe,
+        size=0,
+        precision="float32",
         group_size=setting.group_size,
-        window=window,
+        window=setting.group_size if recipe.window else 0,
         prompts=config.prompts,
         images=config.images,
+        micro_batch=setting.batch,
         anchor_chunk=setting.anchor_chunk,
         velocities=setting.velocities,
         checkpointing=setting.checkpointing,
+        lora_rank=config.lora_rank if setting.weights == "lora" else 0,
+        learning_rate=NO_RATE,
+    )
+
+
+def under(recipe: Recipe, arm: Arm) -> Recipe:
+    """The recipe with an arm's scheme."""
+    subset = round(paper.TIMESTEP_FRACTION.low * recipe.n_trained) if arm.scheme == "subset" else 0
+    return replace(recipe, scheme=arm.scheme, jagg_frac=arm.jagg_frac, subset_steps=subset)
+
+
+def scheme_name(recipe: Recipe, arm: Arm) -> str:
+    """An arm as the table has it."""
+    return under(recipe, arm).full_scheme().name + ("-again" if arm.again else "")
+
+
+def make_trainer(config: Config, source: Source, policy: Policy, recipe: Recipe, ranks: Ranks) -> Trainer:
+    """The trainer of a recipe whose steps are timed."""
+    return Trainer(
+        recipe,
+        policy,
+        source.scorer,
+        source.prompts,
+        seed=config.seed,
+        steps=1,
+        ranks=ranks,
+        optimizer=make_optimizer if config.optimizer else without_moments,
     )
 
 
@@ -241,27 +265,28 @@ def _round(
     source: Source,
     step: Step,
     setting: Setting,
-    chosen: list[NamedScheme],
+    chosen: list[Arm],
     round_: int,
     advance: Any,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of one round, in which a setting's schemes take turns, and of its laps."""
+    trainer, recipe = step.trainer, step.trainer.recipe
     common = {
         "model": source.name,
         "device": _device_name(config.device),
         "dtype": config.dtype,
-        "samples": len(step.prompts) * step.ranks.size,
-        "parts": len(step.parts),
-        "sampling_steps": step.recipe.sampling_steps,
-        "trained_steps": len(step.noisy),
+        "samples": config.prompts * config.images,
+        "parts": step.minibatches,
+        "sampling_steps": recipe.sampling_steps,
+        "trained_steps": len(trainer.noisy),
     }
     unit, rows, laps = step.unit(), [], []
-    for name, fraction in chosen:
-        scheme = _scheme(name, fraction, step.times, setting)
-        timing, overhead = step.time(scheme), step.overhead(scheme)
-        advance(1, note=_note(setting, scheme))
-        key = _key(setting, scheme.name, round_)
-        rows.append({**common, **key, **_values(timing, unit, overhead, len(step.parts), setting)})
+    for arm in turns(chosen, config.seed, setting, round_):
+        own, name = under(recipe, arm), scheme_name(recipe, arm)
+        timing, overhead = step.time(own), step.overhead(own)
+        advance(1, note=_note(setting, name))
+        key = _key(setting, name, round_)
+        rows.append({**common, **key, **_values(timing, unit, overhead, step.minibatches, setting)})
         laps += [
             {
                 **key,
@@ -276,12 +301,9 @@ def _round(
     return rows, laps
 
 
-def _scheme(name: registry.SchemeName, jagg_frac: float, times: Tensor, setting: Setting) -> Scheme:
-    subset = round(paper.TIMESTEP_FRACTION.low * len(times))
-    generator = torch.Generator().manual_seed(0)
-    return registry.build(
-        name, times, setting.group_size, jagg_frac=jagg_frac, subset_steps=subset, generator=generator
-    )
+def turns(arms: Sequence[Arm], seed: int, setting: Setting, round_: int) -> list[Arm]:
+    """The arms in the order of a round, drawn from what it is: who follows whom would show in seconds."""
+    return random.Random(f"{seed} {setting} {round_}").sample(arms, len(arms))
 
 
 def _values(timing: Timing, unit: Unit, overhead: float, parts: int, setting: Setting) -> dict[str, Any]:
@@ -298,10 +320,10 @@ def _values(timing: Timing, unit: Unit, overhead: float, parts: int, setting: Se
     }
 
 
-def _note(setting: Setting, scheme: Scheme | None) -> str:
+def _note(setting: Setting, scheme: str | None) -> str:
     mode = "checkpointing" if setting.checkpointing else "no checkpointing"
     words = [setting.algorithm, mode, setting.weights, f"W {setting.group_size}", f"batch {setting.batch}"]
-    return ", ".join([*words, *([scheme.name] if scheme else [])])
+    return ", ".join([*words, *([scheme] if scheme else [])])
 
 
 def _device_name(device: str) -> str:

@@ -15,7 +15,10 @@ from repro.distributed.ranks import Ranks
 from repro.errors import InputError
 from repro.models import Backbone, synthetic
 from repro.rewards import Scorer
+from repro.rewards.base import UserScorer
+from repro.training import policy as policies
 from repro.training.policy import Policy
+from repro.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,14 @@ class Source:
     Attributes:
         name: of the results folder.
         checkpoint: its folder, if there is one.
-        scorer: None where advantages are random.
+        scorer: of random rewards where weights are random: their images say nothing.
         prompts: of a step.
     """
 
     name: str
     checkpoint: Path | None
     load: Callable[[], Backbone]
-    scorer: Scorer | None
+    scorer: Scorer
     prompts: list[str]
 
 
@@ -54,22 +57,21 @@ def load_source(config: Config) -> Source:
 
         synthetic.check(config.model, dtype, config.device, config.reduced)
         name = f"{config.model}-synthetic" + ("-reduced" if config.reduced else "")
-        return Source(name, None, build, None, [f"prompt {i}" for i in range(config.prompts)])
+        return Source(name, None, build, _random(config.seed), [f"prompt {i}" for i in range(config.prompts)])
     model = load_model(config.model, config.device, config.size)
     scorer, _ = load_scorer(config.reward, model)
     prompts = load_prompts(config.prompts_file, config.prompts, config.seed)
     return Source(model.name, model.path, lambda: model.backbone(dtype), scorer, prompts)
 
 
-def make_policy(config: Config, source: Source, weights: str, checkpointing: bool, ranks: Ranks) -> Policy:
-    """The model in one of the modes that settings ask for."""
-    policy = Policy(
-        source.load(),
-        lora_rank=config.lora_rank if weights == "lora" else 0,
-        checkpointing=checkpointing,
-        seed=config.seed,
-        ranks=ranks,
-    )
+def _random(seed: int) -> UserScorer:
+    generator = torch.Generator().manual_seed(seed)
+    return UserScorer("random", lambda images, prompts: torch.randn(len(images), generator=generator))
+
+
+def make_policy(config: Config, source: Source, recipe: Recipe, ranks: Ranks) -> Policy:
+    """The model as `recipe` trains it."""
+    policy = policies.make_policy(source.load(), recipe, config.seed, ranks)
     if config.compile:
         policy.backbone.transformer.compile()
     return policy

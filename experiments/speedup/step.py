@@ -1,16 +1,16 @@
-"""One training step, timed phase by phase, and what the cost model needs to predict its update.
+"""One training step of the Trainer's, timed by phase, and what the cost model needs to predict its update.
 
-A step samples trajectories, decodes and scores the images, accumulates the gradient of a scheme and lets
-AdamW move the weights, with a learning rate of 0: the same arithmetic as with any other, and every repetition
-finds the same weights. The samples go through in parts of `Setting.batch`.
+What is timed is `Trainer.rollout`, `accumulate` and `apply`: the batches and passes of training, of images of
+one prompt, `Setting.batch` of them together. Only the learning rate is another, so small that float32 has it
+as zero: the same arithmetic, and every repetition finds the same weights.
 
 The cost model counts in forwards. What one forward and one backward cost here is measured on their own, on
 the update's own shapes:
 
-    f = seconds of a forward without gradient, per step of a part b = (seconds of a tracked forward and its
-    backward - (1 + c) f) / f        c = 1 with checkpointing, else 0
+    f = seconds of a forward without gradient, per step of a minibatch
+    b = (seconds of a tracked forward and its backward - (1 + c) f) / f    c = 1 with checkpointing, else 0
 
-the latter beside each other, as a machine's speed changes, so that its prediction, parts * f *
+the latter beside each other, as a machine's speed changes, so that its prediction, minibatches * f *
 price(counts), is no fit to the times it is held against. What is not the network, the core's own work, is
 measured by putting z * w in the network's place.
 """
@@ -18,33 +18,30 @@ measured by putting z * w in the network's place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import nn
+from torch.optim.lr_scheduler import ConstantLR
 
-from experiments.speedup.config import Setting
 from experiments.speedup.laps import ENOUGH, Lap, Laps
 from experiments.speedup.memory import peak_memory
 from repro.core.cost import Counts
-from repro.core.gradient import GradientReport, VelocityFn, accumulate_gradient
-from repro.core.grpo import ClippedSurrogate
-from repro.core.rollout import Trajectory, reindex, sample
-from repro.core.schemes.scheme import Scheme
-from repro.distributed.fsdp import shared_advantages
-from repro.distributed.ranks import ALONE, Ranks
+from repro.core.gradient import GradientReport
+from repro.core.rollout import sample
 from repro.errors import InputError
-from repro.models import Conditioning, bind
-from repro.rewards import Scorer
-from repro.training.metrics import PHASES
-from repro.training.policy import Policy
+from repro.training.guard import Fault
+from repro.training.metrics import PHASES, Tally
 from repro.training.recipe import Recipe
 from repro.training.stopwatch import Stopwatch
+from repro.training.trainer import Optimizer, Trainer
 
 REPEATS = 4
 """How often the cost model's unit is measured for a round: one forward is too short to be timed alone."""
+NO_RATE = 1e-60
+"""A learning rate above zero, which float32 does not tell from it."""
 
 
 class Unit(NamedTuple):
@@ -59,10 +56,10 @@ class Timing:
     """One step.
 
     Attributes:
-        seconds: by phase, all of `PHASES`. counts: of the update, for one part. backward_calls: likewise.
-            peak_memory: bytes during the update: the device's, or this process's on a CPU; None where
-            unknown. laps: the update's (`experiments.speedup.laps`), and those of its repetitions, which
-            count towards no phase.
+        seconds: by phase, all of `PHASES`. counts: of the update, for one minibatch. backward_calls:
+            likewise. peak_memory: bytes during the update: the device's, or this process's on a CPU; None
+            where unknown. laps: the update's (`experiments.speedup.laps`), and those of its repetitions,
+            which count towards no phase.
     """
 
     seconds: dict[str, float]
@@ -72,119 +69,82 @@ class Timing:
     laps: list[list[Lap]]
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Samples that go through the network together: what they start from, and what is learned from them."""
-
-    conditioning: Conditioning
-    noise: Tensor
-
-
 class Step:
-    """A training step that can be repeated.
+    """A training step that can be repeated: the trainer's count of steps stays where it is.
 
     Args:
-        policy: in the mode that `setting` asks for.
-        scorer: of images, or None to draw random advantages (a random model's images say nothing).
-        prompts: one group of `recipe.images` each; this rank takes its part of them.
-        recipe: sampler and trained steps.
-        setting: see there; its batch must divide the number of samples.
-        seed: of noise, window and random advantages.
-        optimizer: whether AdamW takes a step.
-        ranks: who shares the samples; the policy's.
+        trainer: with learning rate `NO_RATE`; its recipe says what is equal for all that is timed.
+
+    Attributes:
+        minibatches: of an update on one rank.
 
     Raises:
-        ValueError: if the batch does not divide the rank's samples, or the ranks all samples.
+        ValueError: if nothing can be learned from the step.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        scorer: Scorer | None,
-        prompts: Sequence[str],
-        recipe: Recipe,
-        setting: Setting,
-        seed: int = 0,
-        optimizer: bool = True,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.policy, self.scorer, self.recipe, self.setting = policy, scorer, recipe, setting
-        self.ranks = ranks
-        mine = ranks.parts(len(prompts), recipe.images, "prompts per step")
-        images = len(mine[0][1])
-        total = len(mine) * images
-        if total % setting.batch:
-            raise InputError(
-                f"{total} samples do not divide into parts of {setting.batch}: choose another batch"
-            )
-        own = [prompts[i] for i, _ in mine]
-        self.prompts = [prompt for prompt in own for _ in range(images)]
-        self._generator = torch.Generator().manual_seed(seed)
-        self.noisy = recipe.noisy_steps(self._generator)
-        self._sigmas = recipe.sigmas
-        self._kernels = recipe.kernels(self.noisy)
-        noise = torch.randn(len(prompts), *policy.latent_shape(), generator=self._generator)
-        noise = noise[[i for i, _ in mine]].repeat_interleave(images, dim=0).to(policy.device)
-        self._generator.manual_seed(seed + ranks.rank)  # the images of one prompt differ on other ranks, too
-        conditioning = policy.encode(own, negative=recipe.guidance > 1)
-        conditioning = conditioning.repeat_interleave(images)
-        parts = [slice(i, i + setting.batch) for i in range(0, total, setting.batch)]
-        self.parts = [Part(conditioning.index(p), noise[p]) for p in parts]
-        self._optimizer = (
-            torch.optim.AdamW(policy.parameters, lr=0.0, weight_decay=recipe.weight_decay)
-            if optimizer
-            else None
-        )
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        try:
+            self._experiences = trainer.rollout()
+        except Fault as fault:
+            raise InputError(f"a step cannot be timed: {fault}") from None
+        chosen = [minibatch for minibatch, _ in trainer.minibatches(self._experiences, 0)]
+        self.minibatches, self._first = len(chosen), chosen[0]
 
-    @property
-    def times(self) -> Tensor:
-        """(n,), sigma at the trained steps."""
-        return self._sigmas[self.noisy.start : self.noisy.stop]
+    def time(self, recipe: Recipe, repeat: bool = True) -> Timing:
+        """Take the step under `recipe`; `repeat` an update that is too short.
 
-    def time(self, scheme: Scheme, repeat: bool = True) -> Timing:
-        """Take the step with `scheme` over the trained steps; `repeat` an update that is too short."""
-        clock = Stopwatch(self.policy.device)
+        Raises:
+            ValueError: if nothing can be learned from the step.
+        """
+        try:
+            return self._time(self.trainer.under(recipe), repeat)
+        except Fault as fault:
+            raise InputError(f"a step cannot be timed: {fault}") from None
+        finally:
+            self._drop_gradients()
+
+    def _time(self, trainer: Trainer, repeat: bool) -> Timing:
+        clock = Stopwatch(trainer.policy.device)
         with clock("rollout"):
-            trajectories = [self._sample(part) for part in self.parts]
-        advantages = self._advantages(trajectories, clock)
+            experiences = trainer.rollout(clock)
+        tallies: list[Tally] = []
         of_laps: list[list[Lap]] = []
 
         def update() -> GradientReport:
-            first = self.parts[0]
-            with Laps(clock, self._velocity(first.conditioning), first.noise.unsqueeze(0)) as laps:
-                for part, trajectory, gain in zip(self.parts, trajectories, advantages, strict=True):
-                    velocity = laps.watched(self._velocity(part.conditioning))
-                    report = self._accumulate(scheme, trajectory, gain, velocity)
+            tallies.append(Tally(trainer.recipe.images))
+            with Laps(clock, self.beside, trainer.policy.device) as laps:
+                reports = trainer.accumulate(experiences, 0, tallies[-1], laps.watched)
             of_laps.append(laps.laps)
-            return report
+            return reports[0]
 
-        with peak_memory(self.policy.device) as memory, clock("update"):
+        with peak_memory(trainer.policy.device) as memory, clock("update"):
             report = update()
         # Of ranks, which sharded passes keep in step, one decides.
-        repetitions = self.ranks.on_main(lambda: int(ENOUGH / clock.seconds["update"]))
+        repetitions = trainer.ranks.on_main(lambda: int(ENOUGH / clock.seconds["update"]))
         for _ in range(repetitions if repeat else 0):
             with clock("repetition"):
                 update()
         with clock("optimizer"):
-            torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.recipe.max_grad_norm)
-            if self._optimizer is not None:
-                self._optimizer.step()
-            self._drop_gradients()
+            trainer.apply(tallies[0])
         seconds = {phase: clock.seconds.get(phase, 0.0) for phase in PHASES}
         peak = memory[0] if memory else None
         return Timing(seconds, report.counts, report.backward_calls, peak, of_laps)
 
+    @torch.no_grad()
+    def beside(self) -> None:
+        """A forward of one step of a minibatch, timed beside the laps."""
+        self._first.velocity([0], self._first.latents[:1])
+
     def unit(self) -> Unit:
-        """Measure f and b on a part's shapes: medians over `REPEATS`, taken in turn."""
-        part, m = self.parts[0], self.setting.anchor_chunk
-        velocity = self._velocity(part.conditioning)
-        steps = list(range(min(m, len(self.noisy))))
-        latents = part.noise.expand(len(steps), *part.noise.shape)
+        """Measure f and b on a minibatch's shapes: medians over `REPEATS`, taken in turn."""
+        latents = self._first.latents[: self.trainer.recipe.anchor_chunk]
+        steps = list(range(len(latents)))
 
         def seconds(backward: bool) -> float:
-            clock = Stopwatch(self.policy.device)
+            clock = Stopwatch(latents.device)
             with clock("once"), torch.set_grad_enabled(backward):
-                v = velocity(steps, latents)
+                v = self._first.velocity(steps, latents)
                 if backward:
                     torch.autograd.backward(v, torch.ones_like(v))
             return clock.seconds["once"] / len(steps)
@@ -196,58 +156,35 @@ class Step:
             forwards.append(seconds(backward=False))
             ratios.append(2 * tracked / (forwards[-2] + forwards[-1]))
         self._drop_gradients()
-        passes = 2 if self.setting.checkpointing else 1
+        passes = 2 if self.trainer.recipe.checkpointing else 1
         # A forward that is all overhead can come out dearer than its backward.
         return Unit(median(forwards), max(0.0, median(ratios) - passes))
 
-    def overhead(self, scheme: Scheme) -> float:
+    def overhead(self, recipe: Recipe) -> float:
         """Seconds of an update in which the network is z * w: what the core itself costs."""
-        trajectories = [self._constant(part) for part in self.parts]
-        gains = torch.ones(self.setting.batch, device=self.policy.device)
-        weight = torch.ones((), device=self.policy.device, requires_grad=True)
-        clock = Stopwatch(self.policy.device)
+        trainer = self.trainer.under(recipe)
+        generator = torch.Generator().manual_seed(0)
+        experiences = []
+        for experience in self._experiences:
+            was = experience.trajectory
+            trajectory = sample(
+                lambda steps, z: z, was.latents[0], was.sigmas, was.kernels, generator, trainer.version
+            )
+            experiences.append(replace(experience, trajectory=trajectory))
+        weight = torch.ones((), device=trainer.policy.device, requires_grad=True)
+        clock = Stopwatch(trainer.policy.device)
         with clock("update"):
-            for trajectory in trajectories:
-                self._accumulate(scheme, trajectory, gains, lambda steps, latents: latents * weight)
+            trainer.accumulate(
+                experiences, 0, Tally(recipe.images), lambda network: lambda steps, latents: latents * weight
+            )
         return clock.seconds["update"]
 
-    def _velocity(self, conditioning: Conditioning) -> VelocityFn:
-        return reindex(bind(self.policy, conditioning, self._sigmas, self.recipe.guidance), list(self.noisy))
-
-    def _sample(self, part: Part) -> Trajectory:
-        velocity = bind(self.policy, part.conditioning, self._sigmas, self.recipe.guidance)
-        return sample(velocity, part.noise, self._sigmas, self._kernels, self._generator)
-
-    def _constant(self, part: Part) -> Trajectory:
-        """A trajectory in the right shapes that no network was needed for."""
-        return sample(lambda steps, z: z, part.noise, self._sigmas, self._kernels, self._generator)
-
-    def _advantages(self, trajectories: list[Trajectory], clock: Stopwatch) -> list[Tensor]:
-        with clock("decode"):
-            images = torch.cat([self.policy.decode(trajectory.final) for trajectory in trajectories])
-        if self.scorer is None:
-            advantages = torch.randn(len(self.prompts), generator=self._generator).to(self.policy.device)
-            return list(advantages.split(self.setting.batch))
-        with clock("reward"):
-            rewards = self.scorer(images, self.prompts)
-            advantages = shared_advantages(rewards, self.recipe.images, self.ranks)
-        return list(advantages.to(self.policy.device).split(self.setting.batch))
-
-    def _accumulate(
-        self, scheme: Scheme, trajectory: Trajectory, advantages: Tensor, velocity: VelocityFn
-    ) -> GradientReport:
-        steps = list(self.noisy)
-        return accumulate_gradient(
-            scheme,
-            velocity,
-            ClippedSurrogate.from_trajectory(trajectory, steps, advantages, self.recipe.clip_range),
-            trajectory.trained(steps).latents,
-            rollout=trajectory.cache(steps) if self.setting.velocities == "rollout" else None,
-            policy_version=0,
-            anchor_chunk=self.setting.anchor_chunk,
-            checkpointing=self.setting.checkpointing,
-        )
-
     def _drop_gradients(self) -> None:
-        for parameter in self.policy.parameters:
+        for parameter in self.trainer.policy.parameters:
             parameter.grad = None
+
+
+def without_moments(parameters: Sequence[nn.Parameter], recipe: Recipe, updates: int) -> Optimizer:
+    """Plain descent, where there is no memory for AdamW's moments."""
+    optimizer = torch.optim.SGD(parameters, lr=recipe.learning_rate)
+    return optimizer, ConstantLR(optimizer, factor=1.0)

@@ -305,7 +305,7 @@ def test_prompts_that_do_not_divide_are_refused_in_one_line(folder: Path) -> Non
 def test_steps_are_timed_on_ranks_together(found: list[str], folder: Path) -> None:
     csv = folder / "two" / "random-flux" / "speedup.csv"
     table = read(csv)
-    assert len(table) == 4 and (table.samples == 4).all() and (table.batch == 2).all()
+    assert len(table) == 6 and (table.samples == 4).all() and (table.batch == 2).all()
     jagg, exact = (table[table.scheme == scheme] for scheme in ("jagg-time", "exact"))
     assert list(2 * jagg.backwards) == list(exact.backwards) == [20, 4]
     # Short updates are repeated as often on either rank, or a sharded pass would wait for ever.

@@ -32,15 +32,11 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_laps_begin_at_calls_and_are_all_of_the_time(wall: Clock) -> None:
     clock, latents = Stopwatch(), torch.ones(1, 2)
 
-    def beside(steps: object, z: torch.Tensor) -> torch.Tensor:
-        wall.take(7)
-        return z
-
     def network(steps: object, z: torch.Tensor) -> torch.Tensor:
         wall.take(2)
         return 3 * z
 
-    with clock("update"), Laps(clock, beside, latents) as laps:
+    with clock("update"), Laps(clock, lambda: wall.take(7), latents.device) as laps:
         watched = laps.watched(network)
         wall.take(1)
         for step in range(3):
@@ -55,11 +51,7 @@ def test_laps_begin_at_calls_and_are_all_of_the_time(wall: Clock) -> None:
 def test_a_forward_is_the_mean_of_those_on_either_side(wall: Clock) -> None:
     clock, slow = Stopwatch(), iter([0, 4, 0])
 
-    def forward(steps: object, z: torch.Tensor) -> torch.Tensor:
-        wall.take(next(slow))
-        return z
-
-    with Laps(clock, forward, torch.ones(1)) as laps:
+    with Laps(clock, lambda: wall.take(next(slow)), torch.device("cpu")) as laps:
         laps.watched(lambda steps, z: z)([0], torch.ones(1))
     assert [lap.forward for lap in laps.laps] == [2, 2]
 

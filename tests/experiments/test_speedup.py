@@ -13,10 +13,10 @@ from torch import Tensor
 
 from experiments.cli import main
 from experiments.speedup import measure as speedup
-from experiments.speedup.config import Config, settings
+from experiments.speedup.config import AGAIN, EXACT, Arm, Config, Setting, settings
 from experiments.speedup.step import Step
-from repro.core.schemes import registry
 from repro.results import read
+from repro.training.recipe import Recipe
 
 SMALL = Config(
     model="flux-dev",
@@ -42,12 +42,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_row_is_a_step_of_a_scheme(small: Path) -> None:
     table = read(small)
-    assert list(table.scheme) == ["exact", "jagg-time"]
+    assert list(table.scheme) == ["exact", "exact-again", "jagg-time"]
     assert (table.trained_steps == 4).all() and (table.sampling_steps == 21).all()
     assert (table[["rollout_s", "decode_s", "update_s", "optimizer_s", "overhead_s"]] > 0).all().all()
-    assert (table.reward_s < 1e-3).all()  # random advantages: nothing scores a random model
-    assert list(table.forwards) == [4, 4]
-    assert list(table.backwards) == list(table.recomputes) == [4, 2]
+    assert list(table.forwards) == [4, 4, 4]
+    assert list(table.backwards) == list(table.recomputes) == [4, 4, 2]
 
 
 def test_the_prediction_is_the_cost_models(small: Path) -> None:
@@ -71,15 +70,24 @@ def test_schemes_take_turns_and_the_first_round_is_dropped(
 ) -> None:
     timed, time = [], Step.time
 
-    def watched(self: Step, scheme: Any, repeat: bool = True) -> Any:
-        timed.append((scheme.name, repeat))
-        return time(self, scheme, repeat)
+    def watched(self: Step, recipe: Recipe, repeat: bool = True) -> Any:
+        timed.append((recipe.scheme, repeat))
+        return time(self, recipe, repeat)
 
     monkeypatch.setattr(Step, "time", watched)
     table = read(speedup.run(replace(SMALL, rounds=2, out=tmp_path)))
-    turns = [[("exact", repeat), ("jagg-time", repeat)] for repeat in (False, True, True)]
-    assert timed == sum(turns, [])
-    assert list(table["round"]) == [0, 1, 0, 1]
+    for start, repeat in ((0, False), (3, True), (6, True)):
+        turn = sorted(timed[start : start + 3])
+        assert turn == [("exact", repeat), ("exact", repeat), ("jagg", repeat)]
+    assert len(timed) == 9 and list(table["round"]) == 3 * [0, 1]
+
+
+def test_every_round_has_an_order_of_its_own() -> None:
+    arms = [EXACT, AGAIN, Arm("jagg"), Arm("routed", 0.6)]
+    orders = [tuple(speedup.turns(arms, 0, Setting(), round_)) for round_ in range(10)]
+    assert all(set(order) == set(arms) for order in orders)
+    assert len(set(orders)) > 5 and len({order[0] for order in orders}) > 2
+    assert orders == [tuple(speedup.turns(arms, 0, Setting(), round_)) for round_ in range(10)]
 
 
 def test_an_interrupted_setting_goes_on_with_the_next_round(
@@ -99,9 +107,9 @@ def test_an_interrupted_setting_goes_on_with_the_next_round(
         speedup.run(config)
     (csv,) = tmp_path.glob("*/speedup.csv")
     first = read(csv)
-    assert list(first["round"]) == [0, 0]
+    assert list(first["round"]) == [0, 0, 0]
     table = read(speedup.run(config))
-    assert list(table["round"]) == [0, 1, 0, 1]
+    assert list(table["round"]) == 3 * [0, 1]
     assert list(table[table["round"] == 0].update_s) == list(first.update_s)
 
 
@@ -110,10 +118,10 @@ def test_what_does_not_fit_is_left_out_and_told(
 ) -> None:
     time = Step.time
 
-    def scarce(self: Step, scheme: Any, repeat: bool = True) -> Any:
-        if not self.setting.checkpointing:
+    def scarce(self: Step, recipe: Recipe, repeat: bool = True) -> Any:
+        if not recipe.checkpointing:
             raise torch.OutOfMemoryError
-        return time(self, scheme, repeat)
+        return time(self, recipe, repeat)
 
     monkeypatch.setattr(Step, "time", scarce)
     table = read(speedup.run(replace(SMALL, variations=("base", "checkpointing"), out=tmp_path)))
@@ -152,17 +160,14 @@ def test_a_gpus_steps_are_timed(tmp_path: Path, compiled: bool) -> None:
 def test_every_row_of_the_full_table_has_a_key_of_its_own() -> None:
     wanted = settings(Config())
     for setting, chosen in wanted.items():
-        names = [
-            registry.build(name, torch.linspace(1, 0.1, 20), 4, jagg_frac=fraction, subset_steps=12).name
-            for name, fraction in chosen
-        ]
+        names = [speedup.scheme_name(speedup.recipe_of(Config(), setting), arm) for arm in chosen]
         assert names[0] == "exact" and len(set(names)) == len(names)
         if setting.algorithm == "flow_grpo_fast":
             assert not any(name.startswith(("routed", "subset")) for name in names)
     assert {s.group_size for s in wanted} == {2, 4, 5, 10}
     assert {s.anchor_chunk for s in wanted} == {1, 2, 4}
     assert {s.weights for s in wanted} == {"full", "lora"}
-    assert {s.batch for s in wanted} == {12, 24, 48}
+    assert {s.batch for s in wanted} == {3, 6, 12}
     modes = [(s.weights, s.checkpointing) for s in wanted]
     runs = [mode for mode, before in zip(modes, [None, *modes], strict=False) if mode != before]
     assert len(runs) == len(set(modes)), "one policy after the other"
@@ -184,7 +189,7 @@ def test_full_size_on_a_cpu_is_refused_with_the_memory(capsys: pytest.CaptureFix
         ({"model": "sd3"}, "no synthetic weights for sd3"),
         ({"rounds": 0}, "rounds is 0"),
         ({"synthetic_weights": False}, "--reduced is for --synthetic-weights"),
-        ({"batch": 3}, "2 samples do not divide"),
+        ({"batch": 3}, "2 images of a prompt do not divide"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:

@@ -36,7 +36,7 @@ def test_disagreement_and_overhead_are_told(tmp_path: Path) -> None:
     assert cell(found, "jagg-time").error == pytest.approx(0.08)
     assert "in 0 of 2 cells" in verdict(found)
     found = cells(made_up(tmp_path, overhead=10.0))
-    assert "2 more cells, marked *, with forwards too short for that: jagg-time, W 4, batch 48" in verdict(
+    assert "2 more cells, marked *, with forwards too short for that: jagg-time, W 4, batch 12" in verdict(
         found
     )
 
@@ -69,7 +69,7 @@ def test_how_far_the_clock_errs_is_told(tmp_path: Path) -> None:
     jagg_ = cell(cells(made_up(tmp_path)), "jagg-time")  # 37.5 % are predicted
     off = jagg_._replace(priced=Median(1 - 1.07 * (1 - jagg_.predicted_update), 0, 1))
     assert "in 0 of 1 cells in forwards, in 1 in seconds." in verdict([off])
-    assert "Furthest apart in forwards: +7.0 % (jagg-time; W 4, batch 48" in verdict([off])
+    assert "Furthest apart in forwards: +7.0 % (jagg-time; W 4, batch 12" in verdict([off])
     wide = off._replace(update=Median(0.5, 0.3, 0.6))
     assert "in 0 in seconds, whose interval has the prediction in 1 more." in verdict([wide])
     same = jagg_._replace(

@@ -1,4 +1,4 @@
-"""A timed step: its counts are the cost model's, it leaves the policy alone, its peak memory."""
+"""A timed step: it is the Trainer's, its counts are the cost model's, it leaves the policy alone."""
 
 from __future__ import annotations
 
@@ -10,57 +10,80 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from experiments.speedup.config import Config
+from experiments.speedup.config import EXACT, Arm, Config, Setting
 from experiments.speedup.laps import ENOUGH
+from experiments.speedup.measure import make_trainer, recipe_of, under
 from experiments.speedup.memory import peak_memory
 from experiments.speedup.source import load_source, make_policy
-from experiments.speedup.step import Setting, Step
+from experiments.speedup.step import Step
 from repro.core.cost import CostModel
-from repro.core.schemes.jagg import jagg
-from repro.core.schemes.scheme import exact
+from repro.core.schemes import registry
 from repro.distributed.ranks import ALONE
-from repro.models import synthetic
-from repro.training.metrics import PHASES
-from repro.training.policy import Policy
-from repro.training.recipe import preset
+from repro.training.metrics import PHASES, Tally
+from repro.training.trainer import Trainer
+
+CONFIG = Config(model="flux-dev", synthetic_weights=True, reduced=True, prompts=2, images=4, lora_rank=2)
+SHORT = Setting(algorithm="flow_grpo_fast", batch=2)
 
 
-def policy(checkpointing: bool = False, lora_rank: int = 0) -> Policy:
-    backbone = synthetic.build("flux-dev", torch.float32, "cpu", 64, reduced=True)
-    return Policy(backbone, checkpointing=checkpointing, lora_rank=lora_rank)
+def trainer(setting: Setting = SHORT, config: Config = CONFIG, **changes: Any) -> Trainer:
+    recipe = replace(recipe_of(config, setting), **changes)
+    source = load_source(config)
+    return make_trainer(config, source, make_policy(config, source, recipe, ALONE), recipe, ALONE)
 
 
 @pytest.mark.parametrize("velocities", ["recompute", "rollout"])
-def test_counts_are_the_cost_models_in_every_part(velocities: Any) -> None:
+def test_counts_are_the_cost_models_in_every_minibatch(velocities: Any) -> None:
     setting = Setting(checkpointing=False, batch=2, anchor_chunk=4, velocities=velocities)
-    recipe = replace(preset("dance_grpo"), sampling_steps=5, images=2)
-    step = Step(policy(), None, ["a", "b"], recipe, setting)
-    assert len(step.parts) == 2
-    for scheme in (exact(step.times), jagg(step.times, 4)):
-        timing = step.time(scheme)
-        assert timing.counts == CostModel().counts(scheme, velocities, anchor_chunk=4)
+    step = Step(trainer(setting, sampling_steps=5))
+    assert step.minibatches == 4
+    for arm in (EXACT, Arm("jagg")):
+        recipe = under(step.trainer.recipe, arm)
+        timing = step.time(recipe)
+        assert timing.counts == CostModel().counts(recipe.full_scheme(), velocities, anchor_chunk=4)
         assert set(timing.seconds) == set(PHASES)
         assert len(timing.laps) == 1 + int(ENOUGH / timing.seconds["update"])  # repeated if it is short
         seconds = sum(lap.seconds for lap in timing.laps[0])
         assert 0 < seconds <= timing.seconds["update"] * (1 + 1e-9)  # its laps are disjoint parts of it
 
 
+@pytest.mark.parametrize("name", list(registry.LABELS))
+def test_what_is_timed_is_the_trainers_own_step(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same calls of the network in the same order, of the same shapes, with or without gradient."""
+    monkeypatch.setattr(Step, "beside", lambda self: None)
+    step = Step(trainer(Setting(batch=2), sampling_steps=9, images=4))
+    recipe = under(step.trainer.recipe, Arm(name, 0.5))
+    own, policy = step.trainer.under(recipe), step.trainer.policy
+    velocity, calls = policy.velocity, []
+
+    def watched(latents: Tensor, sigma: Tensor, *conditioning: Any) -> Tensor:
+        calls.append(
+            (tuple(latents.shape), torch.as_tensor(sigma).flatten().tolist(), torch.is_grad_enabled())
+        )
+        return velocity(latents, sigma, *conditioning)
+
+    monkeypatch.setattr(policy, "velocity", watched)
+    timing = step.time(recipe, repeat=False)
+    timed = list(calls)
+    calls.clear()
+    trained = own.step().metrics
+    assert calls == timed
+    images = recipe.prompts * recipe.images
+    for count in ("forwards", "recomputes", "backwards"):
+        assert getattr(timing.counts, count) * images == trained[count]
+    assert trained["fault"] is None and trained["updates"] == 1
+
+
 def test_a_step_leaves_the_policy_as_it_was() -> None:
-    learner = policy(checkpointing=True, lora_rank=2)
-    before = [p.detach().clone() for p in learner.backbone.transformer.parameters()]
-    recipe = replace(preset("flow_grpo_fast"), images=2, weight_decay=1e-4)
-    step = Step(learner, None, ["a"], recipe, Setting(algorithm="flow_grpo_fast", batch=2))
+    step = Step(trainer(replace(SHORT, weights="lora"), weight_decay=1e-4))
+    transformer = step.trainer.policy.backbone.transformer
+    before = [p.detach().clone() for p in transformer.parameters()]
     step.unit()
-    step.overhead(exact(step.times))
-    step.time(exact(step.times))
-    for p, was in zip(learner.backbone.transformer.parameters(), before, strict=True):
+    step.overhead(step.trainer.recipe)
+    first = step.time(step.trainer.recipe)
+    assert step.time(step.trainer.recipe).counts == first.counts
+    for p, was in zip(transformer.parameters(), before, strict=True):
         assert torch.equal(p, was) and p.grad is None
-
-
-def test_a_batch_must_divide_the_samples() -> None:
-    with pytest.raises(ValueError, match="4 samples do not divide into parts of 3"):
-        recipe = replace(preset("dance_grpo"), images=2)
-        Step(policy(), None, ["a", "b"], recipe, Setting(batch=3))
 
 
 def test_peak_memory_sees_what_was_there_for_a_moment() -> None:
@@ -73,21 +96,16 @@ def test_peak_memory_sees_what_was_there_for_a_moment() -> None:
 
 
 def gradient(config: Config) -> Tensor:
-    """JAGG's, of one made-up step, over all weights, with checkpointing."""
-    learner = make_policy(config, load_source(config), "full", True, ALONE)
-    recipe = replace(preset("flow_grpo_fast"), images=2)
-    setting = Setting(algorithm="flow_grpo_fast", batch=2)
-    step = Step(learner, None, ["a"], recipe, setting, optimizer=False)
-    (part,) = step.parts
-    trajectory = step._sample(part)
-    step._accumulate(
-        jagg(step.times, 4), trajectory, torch.tensor([1.0, -1.0]), step._velocity(part.conditioning)
-    )
-    return torch.cat([p.grad.flatten() for p in learner.parameters if p.grad is not None])
+    """JAGG's, of a step over all weights, with checkpointing."""
+    source, recipe = load_source(config), recipe_of(config, SHORT)
+    learner = make_trainer(config, source, make_policy(config, source, recipe, ALONE), recipe, ALONE)
+    jagg = under(recipe, Arm("jagg"))
+    learner.under(jagg).accumulate(learner.rollout(), 0, Tally(recipe.images))
+    return torch.cat([p.grad.flatten() for p in learner.policy.parameters if p.grad is not None])
 
 
 def test_a_compiled_network_gives_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(model="flux-dev", synthetic_weights=True, reduced=True, prompts=1, images=2)
+    config = replace(CONFIG, prompts=1, images=2, optimizer=False)
     expected = gradient(config)
     # Without a C++ compiler: what is captured and differentiated, by eager kernels.
     compile_ = torch.nn.Module.compile
