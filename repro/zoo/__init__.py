@@ -24,6 +24,10 @@ TRAINING_SCORER, *EVALUATION_SCORERS = (
     "pickscore:tiny-pickscore",
     "clipscore:tiny-clipscore",
 )
+FONTS = ("noto", "twemoji")
+"""The two drawing styles that the models know; a prompt may begin with the word of one."""
+PREFERRED = "twemoji"
+"""The one that the raters of tiny-hpsv2 and tiny-pickscore like better."""
 SPLITS = ("train", "eval", "unseen")
 Split: TypeAlias = Literal["train", "eval", "unseen"]
 
@@ -48,6 +52,37 @@ def prompts(split: Split) -> list[str]:
     if split not in SPLITS:
         raise InputError(f"there is no split {split!r}, expected one of {', '.join(SPLITS)}")
     return list(_splits()[split])
+
+
+def names(split: Split) -> list[str]:
+    """The prompts of a split without the font's word, each once, such as "red apple".
+
+    A model draws either font for these, so there is something that a preference can choose.
+    """
+    return list(dict.fromkeys(prompt.split(" ", 1)[1] for prompt in prompts(split)))
+
+
+def drawings(split: Literal["eval", "unseen"]) -> Tensor:
+    """The true pictures of ``names(split)`` by each of `FONTS`: (N, fonts, 3, 64, 64) in [0, 1]."""
+    import torch
+
+    place = {prompt: i for i, prompt in enumerate(prompts(split))}
+    index = [[place[f"{font} {name}"] for font in FONTS] for name in names(split)]
+    return pictures(split)[torch.tensor(index)]
+
+
+def nearest_font(images: Tensor, drawings: Tensor) -> Tensor:
+    """Whose drawing an image is, as an index of `FONTS`: that of the true picture with the least squared
+    distance of pixels. No scorer has a part in it.
+
+    Args:
+        images: (N, G, 3, H, W), G images of each of N names.
+        drawings: (N, fonts, 3, H, W), the true pictures of these names.
+
+    Returns:
+        (N, G), int64.
+    """
+    return (images[:, :, None] - drawings[:, None]).square().mean((-3, -2, -1)).argmin(-1)
 
 
 def pictures(split: Literal["eval", "unseen"]) -> Tensor:

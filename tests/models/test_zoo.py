@@ -56,6 +56,22 @@ def test_splits_share_no_name() -> None:
         assert zoo.pictures(split).shape == (len(zoo.prompts(split)), 3, 64, 64)
 
 
+def test_names_and_drawings_go_together() -> None:
+    prompts, pictures = zoo.prompts("eval"), zoo.pictures("eval")
+    names, drawings = zoo.names("eval"), zoo.drawings("eval")
+    assert drawings.shape == (len(names), len(zoo.FONTS), 3, 64, 64)
+    for i in (0, 7, len(names) - 1):
+        for k, font in enumerate(zoo.FONTS):
+            assert torch.equal(drawings[i, k], pictures[prompts.index(f"{font} {names[i]}")])
+
+
+def test_a_true_picture_is_nearest_to_its_own_font() -> None:
+    drawings = zoo.drawings("unseen")
+    noise = 0.1 * torch.randn(drawings.shape, generator=torch.Generator().manual_seed(0))
+    own = torch.arange(len(zoo.FONTS)).expand(len(drawings), -1)
+    assert torch.equal(zoo.nearest_font(drawings + noise, drawings), own)
+
+
 def test_unknown_split_and_unbundled_pictures_are_refused() -> None:
     with pytest.raises(ValueError, match="expected one of train, eval, unseen"):
         zoo.prompts("test")  # type: ignore[arg-type]
