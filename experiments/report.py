@@ -120,10 +120,14 @@ def _section(section: Section, results: Path) -> Iterator[str]:
     yield section.text
     yield "\n".join(("```", *section.commands, "```"))
     csvs = tables(section, results)
-    for csv in csvs:
+    report = importlib.import_module(section.report)
+    if section.together and csvs:
+        yield report.markdown(csvs)
+        yield "; ".join(_source(csv, results) for csv in csvs)
+    for csv in () if section.together else csvs:
         yield f"### {csv.parent.relative_to(results / section.under)}"
         yield _source(csv, results)
-        yield importlib.import_module(section.report).markdown(csv)
+        yield report.markdown(csv)
         yield from _figures(csv, results)
     if not csvs:
         yield "No results here yet: the command above writes them."

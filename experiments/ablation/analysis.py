@@ -9,7 +9,7 @@ seen; of later ones they are declared beforehand.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,16 @@ import numpy as np
 import pandas as pd
 
 from experiments.common.findings import Finding, Judgement
-from experiments.common.intervals import LEVEL, Comparison, Verdict, compare, decide, p_rise
+from experiments.common.intervals import Comparison, Verdict, compare, decide
+from experiments.common.markdown import counted, listed, ranged
 from experiments.convergence.analysis import (
+    BASELINE,
     OUTCOMES,
     RUN,
     at_factors,
     at_main_rate,
     best_factors,
+    learned,
     main_rate,
 )
 from experiments.convergence.arms import REWARD, ArmName
@@ -43,6 +46,10 @@ CONTRASTS: tuple[tuple[ArmName, ArmName], ...] = (
     ("subset", "jagg"),
     ("subset-paper", "jagg"),
 )
+MAIN = "curve"
+"""The outcome that decides; the end of a run is beside it."""
+COSTS = {"backwards": 1e6, "forwards": 1e6, "seconds": 1e3}
+"""Columns of `spending`, and the amount of each that a rise is given for."""
 HANDICAP = (
     "The subsets' steps are drawn per prompt; DanceGRPO draws them per sample, which averages more steps in "
     "an update, so these rivals may be handicapped here."
@@ -73,47 +80,58 @@ def judged(csv: Path) -> pd.DataFrame:
     return table
 
 
-def learned(csv: Path) -> dict[str, bool]:
-    """By regime, whether the exact baseline's reward rose, by `p_rise` at the main rate."""
-    runs = at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
-    exact = runs[runs.arm == "exact"]
-    return {str(regime): p_rise(rows.rise) < LEVEL for regime, rows in exact.groupby("regime")}
+def learned_in(csv: Path) -> dict[str, bool]:
+    """By regime, whether the exact baseline's reward rose at the main rate."""
+    exact = spending(csv)[lambda rows: rows.arm == BASELINE]
+    return {str(regime): learned(rows.rise) for regime, rows in exact.groupby("regime")}
+
+
+def spending(csv: Path) -> pd.DataFrame:
+    """The runs of ablation-efficiency.csv, beside ablation.csv, at every regime's main rate."""
+    return at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
 
 
 def findings(csv: Path) -> dict[str, Finding]:
     """Of "endpoints" and "equal-cost": over the run, in the comfortable regime, at its main rate."""
     table = judged(csv)
-    table = table[(table.outcome == "curve") & (table.regime == "comfortable") & (table.rates == "same")]
-    readings = table[table["first"].isin(READINGS)]
+    table = table[(table.outcome == MAIN) & (table.regime == "comfortable") & (table.rates == "same")]
+    rows = {row["first"]: row for _, row in table[table["second"] == "jagg"].iterrows()}
+    readings = {reading: rows[reading] for reading in READINGS if reading in rows}
     found = {}
-    if not readings.empty:
-        text = "; ".join(f"{READINGS[r['first']]} {words(r)}" for _, r in readings.iterrows())
-        found["endpoints"] = Finding(text, *_of_endpoints(list(readings.judged), learned(csv)))
-    subset = table[(table["first"] == "subset") & (table["second"] == "jagg")]
-    if not subset.empty:
-        found["equal-cost"] = Finding(words(subset.iloc[0]), why=HANDICAP)
+    if readings:
+        text = "; ".join(f"{READINGS[reading]} {words(row)}" for reading, row in readings.items())
+        judgement = of_endpoints(
+            [row.judged for row in readings.values()], learned_in(csv).get("comfortable", False)
+        )
+        found["endpoints"] = Finding(f"in % of exact's rise, {text}", *judgement)
+    if "subset" in rows:
+        found["equal-cost"] = Finding(f"in % of exact's rise, {words(rows['subset'])}", why=HANDICAP)
     return found
 
 
 def words(row: pd.Series) -> str:
-    """Such as "-1.2 % of exact's rise (-2.0 … -0.4), lower, 6 seeds"."""
-    low, high = row.percent - row.percent_half, row.percent + row.percent_half
-    interval = "" if pd.isna(low) else f" ({low:+.1f} … {high:+.1f})"
-    return f"{row.percent:+.1f} % of exact's rise{interval}, {row.judged}, {row.seeds} seeds"
+    """Such as "-1.2 (-2.0 … -0.4), lower, 6 seeds"."""
+    return f"{ranged(row.percent, row.percent_half)}, {row.judged}, {counted(row.seeds, 'seed')}"
 
 
-def _of_endpoints(verdicts: list[Verdict], learnt: dict[str, bool]) -> tuple[Judgement, str]:
-    lower = verdicts.count(Verdict.LOWER)
-    if not learnt.get("comfortable", False):
+def of_endpoints(verdicts: Sequence[Verdict], learnt: bool) -> tuple[Judgement, str]:
+    """Of "consistently worse", in the light of the readings' verdicts against JAGG, with a reason.
+
+    Args:
+        verdicts: one a reading; which of them is meant is not known.
+        learnt: whether the exact baseline did.
+    """
+    order = (Verdict.LOWER, Verdict.EQUAL, Verdict.HIGHER, Verdict.UNDECIDED)
+    counts = {verdict: verdicts.count(verdict) for verdict in order if verdict in verdicts}
+    came_out = listed([f"{count} {verdict}" for verdict, count in counts.items()])
+    why = f"Which reading is meant is not known; of {counted(len(verdicts), 'reading')} came out {came_out}."
+    if not learnt:
         return Judgement.UNDECIDED, "The exact baseline was not seen to learn."
-    if lower == len(verdicts):
+    if set(counts) == {Verdict.LOWER}:
         return Judgement.AGREES, ""
-    if lower:
-        why = f"Which reading is meant is not known; {lower} of {len(verdicts)} came out lower."
+    if Verdict.LOWER in counts:
         return Judgement.NOT_CONTRADICTED, why
-    if Verdict.UNDECIDED not in verdicts:
-        return Judgement.DISAGREES, "No reading came out lower than JAGG."
-    return Judgement.UNDECIDED, "No reading came out lower than JAGG, not all are decided."
+    return (Judgement.UNDECIDED if Verdict.UNDECIDED in counts else Judgement.DISAGREES), why
 
 
 def contrasts(outcomes: pd.DataFrame, margin: float) -> Iterator[dict[str, Any]]:
@@ -178,10 +196,10 @@ def _contrast(values: pd.DataFrame, first: ArmName, second: ArmName, share: floa
     }
 
 
-def efficiency(outcomes: pd.DataFrame, spending: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def efficiency(outcomes: pd.DataFrame, cost: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """The rows of ablation-efficiency.csv: a run's rise and what it cost (`analysis.spent`)."""
     keys = list(RUN)
-    totals = spending.groupby(keys)[["backwards", "cost", "seconds"]].max()
+    totals = cost.groupby(keys)[["backwards", "cost", "seconds"]].max()
     for row in outcomes[outcomes.metric == REWARD].itertuples():
         key = {name: getattr(row, name) for name in keys}
         total = totals.loc[tuple(key.values())]
@@ -192,3 +210,8 @@ def efficiency(outcomes: pd.DataFrame, spending: pd.DataFrame) -> Iterator[dict[
             "forwards": float(total.cost),
             "seconds": float(total.seconds),
         }
+
+
+def rise_per(runs: pd.DataFrame, column: str) -> pd.Series:
+    """The rises of `spending` for as much of a cost as `COSTS` says."""
+    return runs.rise / runs[column] * COSTS[column]

@@ -1,179 +1,120 @@
-"""The ablation read back: the contrasts in words, the reported statement beside them, and the figure."""
+"""The ablation's figures, of the training reward's contrasts in per cent of exact's rise.
+
+``ablation.png`` has the message: every contrast over the run, in the comfortable regime.
+``ablation-more.png`` has the end of the run, the other regimes and learning rates, and what a rise cost.
+"""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from experiments import paper
+from experiments.ablation.analysis import MAIN, judged, learned_in, rise_per, spending
+from experiments.ablation.report import at_rates, shown
 from experiments.common.figures import save
-from experiments.common.intervals import mean_and_half
-from experiments.common.markdown import listed, signed
-from experiments.convergence.analysis import at_main_rate
-from experiments.convergence.arms import ARMS, REGIMES, REWARD
-from experiments.convergence.figure import BASELINE, LEARNED, learning, theme
-from repro.console import print_table
-from repro.results import read
+from experiments.common.intervals import FEWEST, MARGIN, Verdict, mean_and_half
+from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES
+from experiments.convergence.figure import GRID
 
-OUTCOME = "curve"
-"""The outcome that is printed and drawn; the CSV has both."""
-COSTS = {"backwards": 1e6, "forwards": 1e6, "seconds": 1e3}
-"""Columns of the efficiency table, and the amount of each that a rise is given for."""
-EFFICIENCY = ("arm", "seeds", "rise", "per 10⁶ backwards", "per 10⁶ forwards", "per 1000 s")
-"""Headings of `efficiency_rows`."""
-VERDICTS = {
-    "lower": "lower",
-    "equal": "equal within the margin",
-    "higher": "higher",
-    "undecided": "undecided",
+COLOURS = {
+    Verdict.EQUAL: "#0072B2",
+    Verdict.HIGHER: "#009E73",
+    Verdict.LOWER: "#D55E00",
+    Verdict.UNDECIDED: "#777777",
 }
-"""Beginnings of `experiments.common.intervals.Comparison.verdict`, and what to call them."""
-
-
-def show(csv: Path) -> None:
-    """Print the contrasts of the training reward, then what a rise cost."""
-    table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
-    rows = [
-        (
-            r.regime,
-            f"{ARMS[r.first].label} minus {ARMS[r.second].label}" + at_rates(r.rates),
-            r.seeds,
-            signed(r.difference, r.half_interval),
-            _p(r.p_sign_flip),
-            f"{r.margin:.4f}",
-            _p(r.p_equivalence),
-            r.verdict,
-        )
-        for r in table[(table.metric == REWARD) & (table.outcome == OUTCOME)].itertuples()
-    ]
-    model, algorithm = table.model.iloc[0], table.algorithm.iloc[0]
-    print_table(
-        f"{model}, {algorithm}: reward over the run, differences paired by seed (± is a 95 % interval)",
-        ("regime", "contrast", "seeds", "difference", "p sign-flip", "margin", "p equivalence", "verdict"),
-        rows,
-        f"{agreement(table[table.metric == REWARD], efficiency)} Paper: {paper.ABLATION}.",
-    )
-    _show_efficiency(efficiency)
-
-
-def at_rates(rates: str) -> str:
-    """What to add to a contrast's name for a choice of learning rates."""
-    if rates == "best":
-        return ", each at its best rate"
-    return "" if rates == "same" else f", both at rate {rates}"
-
-
-def _p(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def at_same_rate(table: pd.DataFrame) -> pd.DataFrame:
-    """The contrasts with JAGG at the main learning rate, over the run."""
-    return table[(table.outcome == OUTCOME) & (table.rates == "same") & (table["second"] == "jagg")]
-
-
-def agreement(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
-    """Whether the endpoints-only readings came out as reported, where the baseline learned."""
-    rows = at_same_rate(table)
-    rows = rows[rows["first"].str.startswith("endpoints")]
-    exact = efficiency[efficiency.arm == BASELINE].groupby("regime").rise.apply(learning)
-    verdicts = rows[rows.regime.map(exact) >= LEARNED].verdict
-    if verdicts.empty:
-        return "There is no regime yet in which the baseline was seen to learn, to compare that with."
-    counts = {kind: int(verdicts.str.startswith(kind).sum()) for kind in VERDICTS}
-    lower, total = counts["lower"], len(verdicts)
-    if lower == total:
-        verdict = "this agrees"
-    elif counts["equal"] or counts["higher"]:
-        verdict = "not consistently worse here"
-    elif lower:
-        verdict = "shown for some, refuted for none"
-    else:
-        verdict = "neither shown nor refuted here"
-    found = listed([f"{count} {VERDICTS[kind]}" for kind, count in counts.items() if count])
-    return (
-        f"Ours, each reading in each regime against JAGG, over the run: {found}, of {total} in all; "
-        f"{verdict}."
-    )
-
-
-def _show_efficiency(table: pd.DataFrame) -> None:
-    rows = [(regime, *row) for regime in REGIMES for row in efficiency_rows(table[table.regime == regime])]
-    print_table(
-        "What a rise in reward cost",
-        ("regime", *EFFICIENCY),
-        rows,
-        "Passes are of one image at one step; forwards are all of them, priced by the cost model.",
-    )
-
-
-def efficiency_rows(runs: pd.DataFrame) -> list[tuple[object, ...]]:
-    """Of one regime's runs, a row per arm under the headings `EFFICIENCY`."""
-    rows: list[tuple[object, ...]] = []
-    for arm in [arm for arm in ARMS if arm in set(runs.arm)]:
-        of_arm = runs[runs.arm == arm]
-        costs = (_three_digits(rise_per(of_arm, column)) for column in COSTS)
-        rows.append((ARMS[arm].label, len(of_arm), signed(*mean_and_half(of_arm.rise)), *costs))
-    return rows
-
-
-def rise_per(runs: pd.DataFrame, column: str) -> pd.Series:
-    """The rises for as much of a cost as `COSTS` says."""
-    return runs.rise / runs[column] * COSTS[column]
-
-
-def _three_digits(values: pd.Series) -> str:
-    mean, half = mean_and_half(values)
-    return f"{mean:+.3g}" + ("" if math.isnan(half) else f"±{half:.2g}")
+NAMES = {"exact": "exact", "jagg": "JAGG"}
+"""Of the arms that others are compared with."""
+WIDEST = 150
+"""Per cent at either side, at most; longer intervals leave the picture."""
 
 
 def plot(csv: Path) -> Path:
-    """Redraw ``ablation.png`` beside the CSV: contrasts with intervals and margins, and reward per second."""
+    """Redraw ``ablation.png`` beside the CSV, which is returned, and ``ablation-more.png``."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
-    table = table[(table.metric == REWARD) & (table.outcome == OUTCOME) & (table.rates == "same")]
+    table, runs = judged(csv), spending(csv)
     regimes = [name for name in REGIMES if name in set(table.regime)]
-    theme()
-    figure, axes = plt.subplots(
-        len(regimes), 2, figsize=(12, 3.2 * len(regimes) + 0.6), constrained_layout=True, squeeze=False
-    )
-    for row, regime in zip(axes, regimes, strict=True):
-        _contrast_panel(row[0], table[table.regime == regime], REGIMES[regime].label)
-        _efficiency_panel(row[1], efficiency[efficiency.regime == regime])
-    figure.suptitle(f"Paper: {paper.ABLATION.what} is {paper.ABLATION}. Measured here:", fontsize=10)
-    target = csv.with_suffix(".png")
-    return save(figure, target)
+    is_main = (table.regime == regimes[0]) & (table.rates == "same")
+    name = f"{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}"
+    with plt.rc_context(GRID):
+        main = table[is_main & (table.outcome == MAIN)]
+        figure, axis = plt.subplots(figsize=(8.6, 0.42 * len(main) + 1.2), constrained_layout=True)
+        _contrasts(axis, main)
+        figure.suptitle(f"What is interpolating worth? {name}, reward over the run", fontsize=11)
+        contrasts = {"at the end of the run": table[is_main & (table.outcome == "final")]}
+        others = table[~is_main & (table.outcome == MAIN) & (table.seeds >= FEWEST) & shown(table)]
+        if len(others):
+            contrasts["other regimes and learning rates, over the run"] = others
+        # What a rise cost says nothing where there is none.
+        priced = runs[(runs.regime == regimes[0]) & runs.regime.map(learned_in(csv))]
+        more = _more(contrasts, priced, name)
+        save(more, csv.with_name(f"{csv.stem}-more.png"), dpi=100)
+        return save(figure, csv.with_suffix(".png"), dpi=130)
 
 
-def _contrast_panel(axis, rows: pd.DataFrame, title: str) -> None:
+def _contrasts(axis: Any, rows: pd.DataFrame, regimes: bool = False) -> None:
+    """A line a contrast: its interval, the margin behind, and the verdict at the right."""
     places = np.arange(len(rows))[::-1]
-    axis.errorbar(rows.difference, places, xerr=rows.half_interval, fmt="o", markersize=4, capsize=3)
-    for place, margin in zip(places, rows.margin, strict=True):
-        axis.fill_betweenx([place - 0.3, place + 0.3], -margin, margin, color="0.6", alpha=0.3, linewidth=0)
+    axis.axvspan(-100 * MARGIN, 100 * MARGIN, color="0.88", linewidth=0)
     axis.axvline(0, color="0.3", linewidth=0.8)
-    labels = [
-        f"{ARMS[first].label}\nminus {ARMS[second].label}"
-        for first, second in zip(rows["first"], rows["second"], strict=True)
-    ]
-    axis.set_yticks(places, labels, fontsize=7)
-    axis.set(xlabel="difference in reward over the run (grey: the margin of equality)", title=title)
-
-
-def _efficiency_panel(axis, rows: pd.DataFrame) -> None:
-    arms = [arm for arm in ARMS if arm in set(rows.arm)]
-    for place, arm in enumerate(reversed(arms)):
-        runs = rows[rows.arm == arm]
-        mean, half = mean_and_half(rise_per(runs, "seconds"))
+    for place, (_, row) in zip(places, rows.iterrows(), strict=True):
+        colour = COLOURS[row.judged]
         axis.errorbar(
-            mean, place, xerr=half, fmt="s", markersize=4, capsize=3, color=f"C{list(ARMS).index(arm)}"
+            row.percent, place, xerr=row.percent_half, fmt="o", color=colour, markersize=4, capsize=3
         )
-    axis.set_yticks(range(len(arms)), [ARMS[arm].label for arm in reversed(arms)], fontsize=7)
-    axis.axvline(0, color="0.3", linewidth=0.8)
-    axis.set(xlabel="rise in reward per 1000 seconds of training", title="reward per second")
+        words = f"{row.judged}, {row.seeds} seeds" + (", primary" if row.primary else "")
+        axis.annotate(
+            words,
+            (1.02, place),
+            xycoords=("axes fraction", "data"),
+            color=colour,
+            fontsize=8,
+            va="center",
+            annotation_clip=False,
+        )
+    labels = [
+        f"{ARMS[row['first']].label} − {NAMES[row['second']]}{at_rates(row.rates)}"
+        + (f" ({row.regime})" if regimes else "")
+        for _, row in rows.iterrows()
+    ]
+    axis.set_yticks(places, labels, fontsize=8)
+    axis.set_ylim(-0.6, len(rows) - 0.4)
+    axis.grid(visible=False, axis="y")
+    low, high = axis.get_xlim()
+    axis.set_xlim(max(low, -WIDEST), min(high, WIDEST))
+    axis.set_xlabel("difference in % of exact's rise, 95 % interval; grey: the margin of equality")
+
+
+def _more(contrasts: dict[str, pd.DataFrame], runs: pd.DataFrame, name: str) -> Any:
+    """Contrasts by their panel's title, and of one regime's runs what the rise of every arm cost."""
+    import matplotlib.pyplot as plt
+
+    arms = [arm for arm in ARMS if arm in set(runs.arm)]
+    counts = [len(rows) for rows in contrasts.values()] + [len(arms)] * 2 * bool(arms)
+    figure, axes = plt.subplots(
+        len(counts),
+        1,
+        figsize=(10, 0.25 * sum(counts) + 1.1 * len(counts)),
+        height_ratios=[count + 1 for count in counts],
+        constrained_layout=True,
+        squeeze=False,
+    )
+    for axis, (title, rows) in zip(axes.flat, contrasts.items(), strict=False):
+        _contrasts(axis, rows, regimes=rows.regime.nunique() > 1)
+        axis.set_title(title, loc="left")
+    units = {"forwards": "10⁶ forwards", "seconds": "1000 seconds"} if arms else {}
+    for axis, (column, unit) in zip(axes.flat[len(contrasts) :], units.items(), strict=True):
+        for place, arm in enumerate(reversed(arms)):
+            mean, half = mean_and_half(rise_per(runs[runs.arm == arm], column))
+            axis.errorbar(mean, place, xerr=half, fmt="s", color="#0072B2", markersize=4, capsize=3)
+        axis.set_yticks(range(len(arms)), [ARMS[arm].label for arm in reversed(arms)], fontsize=8)
+        axis.axvline(0, color="0.3", linewidth=0.8)
+        axis.set_title(f"rise in reward per {unit} of training", loc="left")
+    figure.suptitle(f"{name}: the ablation's other numbers", fontsize=11)
+    return figure

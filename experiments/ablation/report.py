@@ -1,7 +1,4 @@
-"""The ablation as Markdown, for README: contrasts with verdicts, what a rise cost, and the paper's statement.
-
-Everything is computed from the two CSVs alone: the training reward's contrasts, and its rises by seed.
-"""
+"""The ablation's section of the report: contrasts and verdicts beside what is reported, rises by cost."""
 
 from __future__ import annotations
 
@@ -11,119 +8,125 @@ from pathlib import Path
 import pandas as pd
 
 from experiments import paper
-from experiments.ablation.figure import (
-    EFFICIENCY,
-    OUTCOME,
-    agreement,
-    at_rates,
-    at_same_rate,
-    efficiency_rows,
+from experiments.ablation.analysis import (
+    COSTS,
+    HANDICAP,
+    MAIN,
+    READINGS,
+    findings,
+    judged,
+    learned_in,
     rise_per,
+    spending,
 )
-from experiments.common.intervals import FEWEST, mean_and_half
-from experiments.common.markdown import counted, listed, signed
+from experiments.common.intervals import mean_and_half
+from experiments.common.markdown import listed, ranged, signed
 from experiments.common.markdown import table as markdown_table
-from experiments.convergence.analysis import at_main_rate
-from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, REWARD, described
-from experiments.convergence.figure import BASELINE, LEARNED, learning
-from repro.results import read
+from experiments.convergence.analysis import BASELINE
+from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES, described
+from experiments.convergence.report import beside, learning_sentence
 
-SHOWN_RATES = ("same", "best")
-"""The choices of learning rates that README has of every contrast; of JAGG's with exact it has all."""
+HEADINGS = ("contrast", "seeds", "reported", "over the run", "verdict", "at the end", "verdict")
+EFFICIENCY = ("arm", "seeds", "rise", "per 10⁶ backwards", "per 10⁶ forwards", "per 1000 s")
 
 
 def markdown(csv: Path) -> str:
     """Tables of every regime, then what they say of the paper's ablation."""
-    table, efficiency = read(csv), at_main_rate(read(csv.with_name("ablation-efficiency.csv")))
-    table = table[table.metric == REWARD]
-    name = f"{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}"
-    parts = []
+    table, cost, learned = judged(csv), spending(csv), learned_in(csv)
+    name, parts = f"{table.model.iloc[0]}, {ALGORITHMS[table.algorithm.iloc[0]]}", []
     for regime in [name for name in REGIMES if name in set(table.regime)]:
-        runs = efficiency[efficiency.regime == regime]
+        runs = cost[cost.regime == regime]
         parts += [
-            f"**{name}, {regime}** ({described(regime, runs.lr_factor.iloc[0])}): differences in reward, "
-            f"paired by seed{_learned(runs)}:",
+            f"**{name}, {regime}** ({described(regime, runs.lr_factor.iloc[0])}): differences in reward, in "
+            "% of exact's rise, paired by seed. "
+            + learning_sentence(runs[runs.arm == BASELINE].rise)
+            + ("" if learned.get(regime) else " So nothing here tells arms apart, whatever the verdicts."),
             _contrasts(table[table.regime == regime]),
-            "What the rise of an arm's reward cost:",
-            markdown_table(EFFICIENCY, efficiency_rows(runs)),
         ]
-    return "\n\n".join([*parts, _sentences(table, efficiency)])
+        if learned.get(regime):
+            parts += ["What the rise of an arm's reward cost:", _costs(runs)]
+    return "\n\n".join([*parts, _sentences(csv)])
 
 
 def _contrasts(table: pd.DataFrame) -> str:
-    keys = ["first", "second", "rates"]
-    table = table[table.rates.isin(SHOWN_RATES) | (table["second"] == BASELINE)]
-    rows = []
-    for key, of_contrast in table.groupby(keys, sort=False):
-        curve, end = (of_contrast[of_contrast.outcome == o].iloc[0] for o in (OUTCOME, "final"))
-        first, second, rates = key
+    """A row a contrast; the primary ones are in bold."""
+    rows, keys = [], ["first", "second", "rates"]
+    for (first, second, rates), of_contrast in table[shown(table)].groupby(keys, sort=False):
+        by_outcome = of_contrast.set_index("outcome")
+        curve, end = by_outcome.loc[MAIN], by_outcome.loc["final"]
+        label = f"{ARMS[first].label} − {ARMS[second].label}{at_rates(rates)}"
         rows.append(
             (
-                f"{ARMS[first].label} − {ARMS[second].label}" + at_rates(rates),
+                f"**{label}**" if curve.primary else label,
                 curve.seeds,
                 reported(first, second),
-                *(text for outcome in (curve, end) for text in _outcome(outcome)),
+                *(
+                    text
+                    for row in (curve, end)
+                    for text in (ranged(row.percent, row.percent_half), row.judged)
+                ),
             )
         )
-    headings = ("over the run", "p", "margin", "verdict", "at the end", "p", "margin", "verdict")
-    return markdown_table(("contrast", "seeds", "reported", *headings), rows)
+    return markdown_table(HEADINGS, rows)
 
 
-def _outcome(row: pd.Series) -> tuple[str, str, str, str]:
-    """A difference, its sign-flip p, the margin it is held against, and the verdict."""
-    p = "-" if math.isnan(row.p_sign_flip) else f"{row.p_sign_flip:.2f}"
-    return signed(row.difference, row.half_interval), p, f"{row.margin:.4f}", row.verdict
+def shown(table: pd.DataFrame) -> pd.Series:
+    """Which contrasts to show: those at the main and at each arm's best rate; of JAGG with exact all."""
+    return table.rates.isin(["same", "best"]) | (table["second"] == BASELINE)
+
+
+def at_rates(rates: str) -> str:
+    """What to add to a contrast's name for a choice of learning rates."""
+    if rates == "best":
+        return ", each at its best rate"
+    return "" if rates == "same" else f", both at rate {rates}"
 
 
 def reported(first: str, second: str) -> str:
     """What the paper's summary says of a contrast."""
     if (first, second) == ("jagg", BASELINE):
         return "equal or slightly above"
-    return "lower" if first.startswith("endpoints") and second == "jagg" else "-"
+    return "lower" if first in READINGS and second == "jagg" else "-"
 
 
-def _learned(runs: pd.DataFrame) -> str:
-    """Whether the regime can tell arms apart at all."""
-    ratio = learning(runs[runs.arm == BASELINE].rise)
-    if ratio >= LEARNED:
-        return ""
-    if math.isnan(ratio):
-        return f" (whether the exact baseline learned needs {FEWEST} seeds)"
-    return (
-        f" (the exact baseline's reward rose by less than {LEARNED} times its seeds' spread, too little to "
-        "tell arms apart, whatever the verdicts)"
-    )
+def _costs(runs: pd.DataFrame) -> str:
+    """Of one regime's runs, a row an arm."""
+    rows = []
+    for arm in [arm for arm in ARMS if arm in set(runs.arm)]:
+        of_arm = runs[runs.arm == arm]
+        costs = (_three_digits(rise_per(of_arm, column)) for column in COSTS)
+        rows.append((ARMS[arm].label, len(of_arm), signed(*mean_and_half(of_arm.rise)), *costs))
+    return "\n\n".join(filter(None, (markdown_table(EFFICIENCY, rows), _gain(runs))))
 
 
-def _sentences(table: pd.DataFrame, efficiency: pd.DataFrame) -> str:
-    reported = f"Reported of endpoints without interpolation: {paper.ABLATION.text}."
-    gains = [_gain(efficiency[efficiency.regime == regime]) for regime in REGIMES]
-    return " ".join(filter(None, [reported, agreement(table, efficiency), _of_subset(table), *gains]))
-
-
-def _of_subset(table: pd.DataFrame) -> str:
-    """The controls at equal cost."""
-    rows = at_same_rate(table)
-    sentences = []
-    for arm, cost in (("subset", "JAGG's cost"), ("subset-paper", "the cost of JAGG in the paper's layout")):
-        of_arm = rows[rows["first"] == arm]
-        found = [f"{r.verdict} ({r.regime}, {counted(r.seeds, 'seed')})" for r in of_arm.itertuples()]
-        if found:
-            sentences.append(
-                f"Exact on fewer steps at {cost}, a control that is not among what is reported, minus JAGG: "
-                f"{'; '.join(found)}."
-            )
-    return " ".join(sentences)
+def _three_digits(values: pd.Series) -> str:
+    mean, half = mean_and_half(values)
+    return f"{mean:+.3g}" + ("" if math.isnan(half) else f"±{half:.2g}")
 
 
 def _gain(runs: pd.DataFrame) -> str:
-    """JAGG's rise per unit of each cost over exact's, paired by seed; nothing where exact hardly learned."""
+    """JAGG's rise per unit of each cost over exact's, paired by seed."""
     by_arm = {arm: rows.set_index("seed") for arm, rows in runs.groupby("arm")}
-    if not {BASELINE, "jagg"} <= set(by_arm) or not learning(by_arm[BASELINE].rise) >= LEARNED:
+    if not {BASELINE, "jagg"} <= set(by_arm):
         return ""
     found = []
-    for column, name in (("backwards", "backward"), ("forwards", "forward"), ("seconds", "second")):
+    for column in COSTS:
         ratios = (rise_per(by_arm["jagg"], column) / rise_per(by_arm[BASELINE], column)).dropna()
         mean, half = mean_and_half(ratios)
-        found.append(f"{mean:.2f}{'' if pd.isna(half) else f'±{half:.2f}'} per {name}")
-    return f"JAGG's rise is {listed(found)} times exact's ({runs.regime.iloc[0]})."
+        found.append(f"{mean:.2f}{'' if math.isnan(half) else f'±{half:.2f}'} per {column.rstrip('s')}")
+    return f"JAGG's rise is {listed(found)} times exact's."
+
+
+def _sentences(csv: Path) -> str:
+    """The reported statement, judged, and the controls at equal cost."""
+    found = findings(csv)
+    said = []
+    if "endpoints" in found:
+        endpoints = found["endpoints"]
+        said.append(
+            f'Reported of endpoints without interpolation: "{paper.ABLATION.text}". Ours, over the run in '
+            f"the comfortable regime: {beside(endpoints.judgement)}. {endpoints.why}"
+        )
+    if "equal-cost" in found:
+        said.append(f"Exact on fewer steps is a control that is not reported. {HANDICAP}")
+    return " ".join(said)

@@ -19,6 +19,12 @@ def signed(value: float, half: float = math.nan, digits: int = 4) -> str:
     return f"{value:+.{digits}f}" + ("" if math.isnan(half) else f"±{half:.{digits}f}")
 
 
+def ranged(value: float, half: float = math.nan, digits: int = 1) -> str:
+    """A difference with the ends of its interval, such as "+2.6 (-2.0 … +7.2)"; "-" for nan."""
+    ends = "" if math.isnan(half) else f" ({value - half:+.{digits}f} … {value + half:+.{digits}f})"
+    return "-" if math.isnan(value) else f"{value:+.{digits}f}{ends}"
+
+
 def counted(number: int, noun: str) -> str:
     """ "1 seed", "2 seeds"."""
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from experiments.common.findings import Finding, Judgement
-from experiments.common.intervals import FEWEST, LEVEL, MARGIN, Comparison, Verdict, compare, p_rise
-from experiments.convergence.arms import REGIMES, REWARD, RegimeName
+from experiments.common.intervals import LEVEL, MARGIN, Comparison, Verdict, compare, decide, p_rise
+from experiments.common.markdown import counted, ranged
+from experiments.convergence.arms import REGIMES, REWARD, ArmName, RegimeName
 from repro.errors import InputError
 from repro.results import provenance_path, read
 from repro.training.metrics import PHASES
@@ -29,6 +30,11 @@ from repro.training.recipe import Recipe
 
 RUN = ["regime", "arm", "lr_factor", "seed"]
 OUTCOMES = ("final", "curve")
+BASELINE: ArmName = "exact"
+JAGGS: tuple[ArmName, ...] = ("jagg", "routed")
+"""The arms that the paper's statement is about: the method on all groups, and as it was used."""
+PRIMARY: tuple[RegimeName, ArmName] = ("comfortable", "jagg")
+"""Of `following`."""
 
 
 def complete(csv: Path) -> pd.DataFrame:
@@ -157,8 +163,20 @@ def _pace(joined: pd.DataFrame) -> pd.Series:
     """
     of_run = joined.groupby(RUN)[["rollout", "rollout_forwards"]].transform("sum")
     pace = of_run.rollout / of_run.rollout_forwards
-    reference = pace.where(joined.arm == "exact").groupby(joined.regime).transform("median")
+    reference = pace.where(joined.arm == BASELINE).groupby(joined.regime).transform("median")
     return (reference.fillna(pace) / pace).fillna(1.0)
+
+
+def off_policy(csv: Path) -> pd.DataFrame:
+    """Training steps of several updates a rollout, faults left out, at the main rate.
+
+    Later updates of a rollout are off-policy: importance ratios leave 1, the clip begins to act, and the
+    rollout's velocities are stale. They are forwarded again, without gradient, or corrected from the anchors;
+    column ``extra_forwards`` has these passes for each backward.
+    """
+    table = read(csv.with_name("convergence-training.csv"))
+    table = at_main_rate(table[(table.updates > 1) & table.fault.isna()])
+    return table.assign(extra_forwards=(table.forwards - table.backwards) / table.backwards)
 
 
 def totals(outcomes: pd.DataFrame, spending: pd.DataFrame) -> pd.DataFrame:
@@ -173,34 +191,81 @@ def at_steps(spending: pd.DataFrame, steps: Sequence[int]) -> pd.DataFrame:
     return pd.concat([zero, spending])[lambda rows: rows.step.isin(steps)]
 
 
+def learned(rises: Sequence[float] | pd.Series) -> bool:
+    """Whether a reward rose over the seeds, by `p_rise`; not of fewer than `FEWEST`."""
+    return p_rise(rises) < LEVEL
+
+
 def against_exact(here: pd.DataFrame, arm: str, outcome: str) -> Comparison | None:
     """Of an arm's reward with the exact baseline's, of one regime's outcomes, within `MARGIN` of its rise.
 
-    None with fewer than `FEWEST` seeds of both, or where the baseline did not rise.
+    None without seeds of both, or where the baseline did not rise on these.
     """
     reward, rate = here[here.metric == REWARD], main_rate(here)
-    difference = differences(reward, (arm, rate), ("exact", rate), outcome)
-    exact = reward[(reward.arm == "exact") & (reward.lr_factor == rate)].set_index("seed")[outcome]
+    difference = differences(reward, (arm, rate), (BASELINE, rate), outcome)
+    exact = reward[(reward.arm == BASELINE) & (reward.lr_factor == rate)].set_index("seed")[outcome]
     margins = MARGIN * exact.reindex(difference.index)
-    if len(difference) < FEWEST or margins.mean() <= 0:
-        return None
-    return compare(difference.to_numpy(), margins.to_numpy())
+    return compare(difference.to_numpy(), margins.to_numpy()) if margins.mean() > 0 else None
 
 
-def follows(here: pd.DataFrame, arm: str = "jagg") -> Judgement:
-    """Whether an arm follows the baseline's curve, over the run and at the end, of one regime's outcomes.
+def percent(comparison: Comparison) -> tuple[float, float]:
+    """A difference and half its interval, in per cent of exact's mean rise, whose spread is not in that."""
+    unit = 100 * MARGIN / comparison.margin
+    return unit * comparison.mean, unit * comparison.half
 
-    What is reported is about convergence, which these runs do not reach: they may not contradict it, no more.
+
+@dataclass(frozen=True)
+class Following:
+    """An arm's reward minus exact's in one regime, in both `OUTCOMES`.
+
+    Attributes:
+        verdicts: of the comparisons; of an exploratory contrast, corrected for the table's number of those.
+        learned: whether the baseline did; where it did not, nothing can be told.
     """
-    rate = main_rate(here)
-    exact = here[(here.metric == REWARD) & (here.arm == "exact") & (here.lr_factor == rate)]
-    found = [against_exact(here, arm, outcome) for outcome in OUTCOMES]
-    verdicts = {Verdict.UNDECIDED if c is None else c.decision for c in found}
-    if not p_rise(exact["final"]) < LEVEL:
-        return Judgement.UNDECIDED
-    if Verdict.LOWER in verdicts:
-        return Judgement.DISAGREES
-    return Judgement.UNDECIDED if Verdict.UNDECIDED in verdicts else Judgement.NOT_CONTRADICTED
+
+    comparisons: Mapping[str, Comparison]
+    verdicts: Mapping[str, Verdict]
+    learned: bool
+
+    @property
+    def judgement(self) -> Judgement:
+        """Of what is reported: it is about convergence, which these runs do not reach.
+
+        So they may not contradict it, no more.
+        """
+        verdicts = set(self.verdicts.values())
+        if not self.learned:
+            return Judgement.UNDECIDED
+        if Verdict.LOWER in verdicts:
+            return Judgement.DISAGREES
+        return Judgement.UNDECIDED if Verdict.UNDECIDED in verdicts else Judgement.NOT_CONTRADICTED
+
+
+def following(outcomes: pd.DataFrame) -> dict[tuple[RegimeName, ArmName], Following]:
+    """Of both `JAGGS` in every regime at its main rate, where there is something to compare.
+
+    JAGG on all groups in the comfortable regime is the primary contrast, the others are exploratory.
+    """
+    outcomes = at_main_rate(outcomes)
+    found: dict[tuple[RegimeName, ArmName], dict[str, Comparison]] = {}
+    rose = {}
+    for regime in [name for name in REGIMES if name in set(outcomes.regime)]:
+        here = outcomes[outcomes.regime == regime]
+        rose[regime] = learned(here[(here.metric == REWARD) & (here.arm == BASELINE)].final)
+        for arm in JAGGS:
+            compared = {outcome: against_exact(here, arm, outcome) for outcome in OUTCOMES}
+            if all(compared.values()):
+                found[regime, arm] = {outcome: c for outcome, c in compared.items() if c}
+    exploratory = [key for key in found if key != PRIMARY]
+    corrected = {o: decide([found[key][o] for key in exploratory]) for o in OUTCOMES}
+    verdicts = {
+        key: {
+            o: corrected[o][exploratory.index(key)] if key != PRIMARY else found[key][o].decision
+            for o in OUTCOMES
+        }
+        for key in found
+    }
+    return {key: Following(found[key], verdicts[key], rose[key[0]]) for key in found}
 
 
 WHY = {
@@ -214,16 +279,10 @@ WHY = {
 
 def findings(csv: Path) -> dict[str, Finding]:
     """Of "follows": JAGG on all groups minus exact over the run, in the comfortable regime."""
-    outcomes = at_main_rate(runs(complete(csv)))
-    here = outcomes[outcomes.regime == "comfortable"]
-    found = against_exact(here, "jagg", "curve")
+    found = following(runs(complete(csv))).get(PRIMARY)
     if found is None:
         return {}
-    unit = 100 * MARGIN / found.margin
-    low, high = (unit * (found.mean + sign * found.half) for sign in (-1, 1))
-    text = (
-        f"{unit * found.mean:+.1f} % of exact's rise over the run ({low:+.1f} … {high:+.1f}), "
-        f"{found.decision}, {found.n} seeds"
-    )
-    judgement = follows(here)
-    return {"follows": Finding(text, judgement, WHY[judgement])}
+    curve = found.comparisons["curve"]
+    difference, verdict = ranged(*percent(curve)), found.verdicts["curve"]
+    text = f"in % of exact's rise, {difference} over the run, {verdict}, {counted(curve.n, 'seed')}"
+    return {"follows": Finding(text, found.judgement, WHY[found.judgement])}

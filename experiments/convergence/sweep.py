@@ -1,100 +1,67 @@
-"""The sweep as Markdown, for README: the exact baseline over noise level, regime and learning rate.
-
-The sweep's commands are in results/README.md. Everything is computed from the CSV, and from the recipe in
-its provenance.
-"""
+"""The sweep's section of the report: the exact baseline over start, noise level, regime and learning rate."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from experiments import paper
-from experiments.common.intervals import FEWEST, mean_and_half
+from experiments.common.intervals import FEWEST, mean_and_half, p_rise
 from experiments.common.markdown import counted, signed
 from experiments.common.markdown import table as markdown_table
-from experiments.convergence.analysis import complete, recipe_of, runs
-from experiments.convergence.arms import ALGORITHMS, REGIMES, REWARD, RegimeName
-from experiments.convergence.figure import BASELINE, LEARNED, learning
-from experiments.convergence.report import start_words
-from repro.errors import InputError
+from experiments.convergence.analysis import BASELINE, complete, config_of, recipe_of, runs
+from experiments.convergence.arms import REGIMES, REWARD
+
+HEADINGS = (
+    "model",
+    "start noise",
+    "regime",
+    "eta",
+    "images",
+    "sampling",
+    "steps",
+    "rate ×1",
+    "rise, by rate",
+)
 
 
-def markdown(csv: Path) -> str:
-    """The rise by regime and learning rate, and whether training learns at the early code's eta.
+def markdown(csvs: Sequence[Path]) -> str:
+    """One table of all the sweep's folders, a row for each regime in each."""
+    rows = [row for csv in csvs for row in _rows(csv)]
+    if not rows:
+        return "No run of the exact baseline is complete."
+    return (
+        "Rise of the exact baseline's reward at the end of training, on evaluation prompts; p is of no rise, "
+        f"from {FEWEST} seeds on:\n\n{markdown_table(HEADINGS, rows)}"
+    )
 
-    Raises:
-        ValueError: no complete run of the exact baseline.
-    """
+
+def _rows(csv: Path) -> list[tuple[object, ...]]:
     table = complete(csv)
     table = table[(table.arm == BASELINE) & (table.metric == REWARD)]
-    if table.empty:
-        raise InputError(f"{csv} has no complete run of arm {BASELINE} yet: train one, it is what is swept")
     outcomes = runs(table)
-    factors = sorted(outcomes.lr_factor.unique())
-    cells = {key: rows["final"] for key, rows in outcomes.groupby(["regime", "lr_factor"])}
-    regimes = [name for name in REGIMES if name in set(outcomes.regime)]
-    rows = []
-    for regime in regimes:
+    rows: list[tuple[object, ...]] = []
+    for regime in [name for name in REGIMES if name in set(table.regime)]:
         recipe = recipe_of(csv, regime)
-        found = [cells.get((regime, factor), pd.Series(dtype=float)) for factor in factors]
+        by_rate = outcomes[outcomes.regime == regime].groupby("lr_factor")["final"]
         rows.append(
             (
-                REGIMES[regime].label,
-                f"{recipe.prompts} × {recipe.images}",
+                table.model.iloc[0],
+                f"{config_of(csv).get('start_noise') or 0.0:g}",
+                regime,
                 f"{recipe.eta:g}",
-                f"{recipe.learning_rate:.3g}",
+                f"{recipe.prompts} × {recipe.images}",
+                recipe.sampling_steps,
                 table[table.regime == regime].step.max(),
-                " or ".join(sorted({str(len(rises)) for rises in found if len(rises)})),
-                *(signed(*mean_and_half(rises)) for rises in found),
+                f"{recipe.learning_rate:.3g}",
+                "; ".join(f"×{factor:.3g}: {_rise(rises)}" for factor, rises in by_rate),
             )
         )
-    headings = (
-        "regime",
-        "images",
-        "eta",
-        "rate ×1",
-        "steps",
-        "seeds",
-        *(f"×{factor:.3g}" for factor in factors),
-    )
-    base = recipe_of(csv, "comfortable")
-    model, algorithm = table.model.iloc[0], ALGORITHMS[table.algorithm.iloc[0]]
-    heading = (
-        f"**{model}, {algorithm}**, exact gradients, {base.sampling_steps} sampling steps, "
-        f"{start_words(csv)}: rise in reward on evaluation prompts, by learning rate:"
-    )
-    return "\n\n".join((heading, markdown_table(headings, rows), " ".join(_sentences(outcomes, base.eta))))
+    return rows
 
 
-def _sentences(outcomes: pd.DataFrame, eta: float) -> list[str]:
-    """Whether each noise level and regime learns, at its best learning rate of those tried."""
-    names: dict[RegimeName, str] = {
-        "paper-eta": f"The early code's eta {paper.ETA.low:g}",
-        "comfortable": f"Our eta {eta:g}",
-        "sparse": "Few images per update",
-    }
-    return [
-        _learns(name, outcomes[outcomes.regime == regime])
-        for regime, name in names.items()
-        if regime in set(outcomes.regime)
-    ]
-
-
-def _learns(name: str, outcomes: pd.DataFrame) -> str:
-    means = outcomes.groupby("lr_factor")["final"].mean()
-    best, rates = means.idxmax(), len(means)
-    rises = outcomes[outcomes.lr_factor == best]["final"]
-    place = f"at its best of {rates} learning rates (×{best:.3g})" if rates > 1 else f"at rate ×{best:.3g}"
-    if rates > 1 and best in (means.index.min(), means.index.max()):
-        place = place.replace(")", f", the {'largest' if best == means.index.max() else 'smallest'} tried)")
-    changed = f"{place} the reward {'rose' if rises.mean() > 0 else 'fell'} by {abs(rises.mean()):.4f}"
-    if len(rises) < FEWEST:
-        few = f"{counted(len(rises), 'seed')} cannot tell"
-        return f"{name}: {changed}; {few} whether that is learning."
-    verdict = "learns" if learning(rises) >= LEARNED else "does not visibly learn"
-    return (
-        f"{name} {verdict} at this size: {changed}, {abs(learning(rises)):.1f} times the spread of its "
-        f"{len(rises)} seeds ({LEARNED} is the bar)."
-    )
+def _rise(rises: pd.Series) -> str:
+    """ "+0.0111 (1 seed)"."""
+    told = counted(len(rises), "seed") + (f", p {p_rise(rises):.2g}" if len(rises) >= FEWEST else "")
+    return f"{signed(*mean_and_half(rises))} ({told})"

@@ -8,11 +8,10 @@ import pandas as pd
 import pytest
 from training_tables import fake, write_tables
 
-from experiments.ablation import figure as ablation_report
+from experiments.ablation import figure
 from experiments.ablation import measure as ablation
 from experiments.ablation.analysis import CONTRASTS
 from experiments.convergence import measure as convergence
-from experiments.convergence import offpolicy as offpolicy_report
 from experiments.convergence.arms import ARMS
 from repro.results import read
 from repro.training.metrics import PHASES
@@ -41,27 +40,12 @@ def cells(tmp_path):
     return write_tables(table, tmp_path)
 
 
-def test_off_policy_regimes_are_reported(cells, capsys):
-    training = cells.with_name("convergence-training.csv")
-    offpolicy_report.show(cells)
-    assert capsys.readouterr().out == ""  # one update a rollout
-    later = read(training)
-    later = later[(later.arm == "jagg") & (later.lr_factor == 1)]
-    changes = {"updates": 4, "ratio_deviation": 0.02, "clip_fraction": 0.3, "forwards": 75}
-    later.assign(regime="off-policy", **changes).to_csv(training, index=False)
-    offpolicy_report.show(cells)
-    row = next(line for line in capsys.readouterr().out.splitlines() if "JAGG, all groups" in line)
-    assert [field.strip() for field in row.strip("│ ").split("│")][2:] == ["6", "0.02", "0.02", "0.3", "0.5"]
-    offpolicy_report.plot(cells)
-    assert cells.with_name("convergence-offpolicy.png").stat().st_size > 4_000
-
-
 def contrast(table: pd.DataFrame, first: str, second: str, rates: str = "same") -> pd.Series:
     chosen = table[(table["first"] == first) & (table["second"] == second) & (table.rates == rates)]
     return chosen[chosen.outcome == "curve"].iloc[0]
 
 
-def test_contrasts_say_what_was_put_in(cells, capsys):
+def test_contrasts_say_what_was_put_in(cells):
     ablation.write(cells, ablation.Config())
     csv = cells.with_name("ablation.csv")
     table = read(csv)
@@ -81,12 +65,8 @@ def test_contrasts_say_what_was_put_in(cells, capsys):
     assert (best.lr_first, best.lr_second, best.verdict) == (2.0, 1.0, "higher")
     made = json.loads(csv.with_name("ablation.provenance.json").read_text())
     assert (made["checkpoint_sha256"], made["device"]) == ("abc", "a GPU")
-    ablation_report.show(csv)
-    printed = capsys.readouterr().out
-    words = " ".join(printed.split())
-    assert "against JAGG, over the run: 1 lower, of 1 in all; this agrees." in words
-    assert "consistently worse than JAGG (reported)" in words
-    assert ablation_report.plot(csv).stat().st_size > 4_000
+    assert figure.plot(csv).stat().st_size > 4_000
+    assert csv.with_name("ablation-more.png").stat().st_size > 4_000
 
 
 def test_efficiency_divides_a_rise_by_what_it_cost(cells):
