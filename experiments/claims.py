@@ -106,16 +106,16 @@ CLAIMS = (
         "trend",
     ),
     Claim(
-        "JAGG's reward minus exact's",
+        "JAGG's reward minus exact's, in % of exact's rise",
         paper.QUALITY.text,
         "Training runs paired by seed: a test of equivalence within a margin that was set beforehand, and "
-        "one of difference.",
+        "one of difference, over the run and at its end.",
         "convergence",
         "follows",
         RUNS,
     ),
     Claim(
-        "endpoints without interpolation, minus JAGG",
+        "endpoints without interpolation, minus JAGG, in % of exact's rise",
         paper.ABLATION.text,
         "Every reading of the summary's wording is trained, paired by seed with JAGG.",
         "ablation",
@@ -123,9 +123,10 @@ CLAIMS = (
         RUNS,
     ),
     Claim(
-        "exact on fewer steps at JAGG's cost, minus JAGG",
+        "exact on fewer steps at JAGG's cost, minus JAGG, in % of exact's rise",
         "-",
-        "The control that the summary does not have: exact gradients of so many steps as cost the same.",
+        "The control that the summary does not have: exact gradients of so many steps as cost the same. The "
+        "steps are drawn per prompt, which may handicap it.",
         "ablation",
         "equal-cost",
         RUNS,

@@ -60,7 +60,7 @@ def sentences(judged: Judged) -> tuple[str, str, str]:
     ]
     open_ = _joined(
         ("Undecided: ", _named(of[Judgement.UNDECIDED], headlines)),
-        ("a control that was not reported, ", "; ".join(ours)),
+        ("not reported but measured, ", "; ".join(ours)),
     )
     return agrees, disagrees, open_
 

@@ -92,7 +92,10 @@ def spending(csv: Path) -> pd.DataFrame:
 
 
 def findings(csv: Path) -> dict[str, Finding]:
-    """Of "endpoints" and "equal-cost": over the run, in the comfortable regime, at its main rate."""
+    """Of "endpoints" and "equal-cost": minus JAGG over the run, in the comfortable regime, at its main rate.
+
+    In per cent of exact's rise.
+    """
     table = judged(csv)
     table = table[(table.outcome == MAIN) & (table.regime == "comfortable") & (table.rates == "same")]
     rows = {row["first"]: row for _, row in table[table["second"] == "jagg"].iterrows()}
@@ -103,9 +106,9 @@ def findings(csv: Path) -> dict[str, Finding]:
         judgement = of_endpoints(
             [row.judged for row in readings.values()], learned_in(csv).get("comfortable", False)
         )
-        found["endpoints"] = Finding(f"in % of exact's rise, {text}", *judgement)
+        found["endpoints"] = Finding(text, *judgement)
     if "subset" in rows:
-        found["equal-cost"] = Finding(f"in % of exact's rise, {words(rows['subset'])}", why=HANDICAP)
+        found["equal-cost"] = Finding(words(rows["subset"]), why=HANDICAP)
     return found
 
 

@@ -278,11 +278,11 @@ WHY = {
 
 
 def findings(csv: Path) -> dict[str, Finding]:
-    """Of "follows": JAGG on all groups minus exact over the run, in the comfortable regime."""
+    """Of "follows": JAGG on all groups minus exact in the comfortable regime, in % of exact's rise."""
     found = following(runs(complete(csv))).get(PRIMARY)
     if found is None:
         return {}
     curve = found.comparisons["curve"]
     difference, verdict = ranged(*percent(curve)), found.verdicts["curve"]
-    text = f"in % of exact's rise, {difference} over the run, {verdict}, {counted(curve.n, 'seed')}"
+    text = f"{difference} over the run, {verdict}, {counted(curve.n, 'seed')}"
     return {"follows": Finding(text, found.judgement, WHY[found.judgement])}
