@@ -8,14 +8,13 @@ in which folders. Words and judgements come from the tables' own analysis
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from experiments import interim, paper
+from experiments import paper
 from experiments.common.findings import Finding
 from repro import zoo
 
@@ -198,9 +197,7 @@ Judged: TypeAlias = Mapping[Claim, Mapping[Place, Finding]]
 
 
 def _findings(table: str) -> Callable[[Path], dict[str, Finding]]:
-    name = f"experiments.{table}.analysis"
-    own = importlib.import_module(name) if importlib.util.find_spec(name) else None
-    return getattr(own, "findings", None) or interim.FINDINGS[table]
+    return importlib.import_module(f"experiments.{table}.analysis").findings
 
 
 def judged(results: Path) -> dict[Claim, dict[Place, Finding]]:

@@ -25,6 +25,10 @@ class Arm(NamedTuple):
 
 
 EXACT, AGAIN = Arm("exact"), Arm("exact", again=True)
+NULL = "exact-again"
+"""The null arm's name."""
+FRACTIONS = tuple(fifths / 5 for fifths in range(6))
+"""The sweep over jagg_frac."""
 Variation = Literal["base", "checkpointing", "velocities", "weights", "group-size", "jagg-frac", "batch"]
 
 
@@ -162,7 +166,7 @@ def _sweep(base: Setting, variation: Variation, images: int) -> Iterator[tuple[S
             for size in (2, 4, 5, 10):
                 yield replace(setting, group_size=size), pair
         elif variation == "jagg-frac":
-            yield setting, [EXACT, *(_named("routed", fifths / 5) for fifths in range(6))]
+            yield setting, [EXACT, *(_named("routed", fraction) for fraction in FRACTIONS)]
     if variation == "batch":
         for batch in dict.fromkeys(images // parts for parts in (1, 2, 4) if images % parts == 0):
             for chunk in (1, 2, 4):

@@ -1,166 +1,239 @@
-"""The wall-clock table's figure: phases side by side, predicted against measured, and the sweeps."""
+"""The figures of the wall-clock table, drawn from its CSV alone.
+
+``speedup.png`` has the message: what every scheme saves of DanceGRPO's step and of Flow-GRPO-Fast's update,
+measured beside predicted beside reported. ``speedup-more.png`` has the phases, all cells against the cost
+model, and the sweeps.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from experiments import paper
 from experiments.common.figures import save
-from experiments.convergence.arms import ALGORITHMS
-from experiments.speedup.analysis import AGREEMENT, Cell, cells, is_base
-from experiments.speedup.report import REPORTED
+from experiments.speedup.analysis import (
+    AGREEMENT,
+    EXACT,
+    JAGG,
+    PAPERS_ROUTED,
+    REPORTED,
+    ROUTED,
+    Cell,
+    Median,
+    agreement,
+    base,
+    base_setting,
+    cells,
+)
+from experiments.speedup.config import Setting
 from repro.results import read
-from repro.training.metrics import PHASES
 
-NAMES = {"jagg-time": "JAGG", **ALGORITHMS}
+PHASES = {"rollout": ("rollout", "decode", "reward"), "update": ("update",), "optimizer": ("optimizer",)}
+"""A step's phases, put together as far as they are short."""
 
 
 def plot(csv: Path) -> Path:
-    """Draw ``speedup.png`` beside the CSV, from it alone."""
+    """Redraw ``speedup.png`` and ``speedup-more.png`` beside the CSV; returns the first."""
     import matplotlib
 
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     import seaborn as sns
 
-    table = read(csv)
-    found = cells(csv)
-    sns.set_theme(style="whitegrid", context="paper", palette="colorblind")
-    figure, axes = plt.subplots(2, 3, figsize=(13, 7), constrained_layout=True)
-    for axis, algorithm in zip(axes[0], ("dance_grpo", "flow_grpo_fast"), strict=False):
-        _phases(axis, [c for c in found if is_base(c, table) and c.of("algorithm") == algorithm], algorithm)
-    _agreement(axes[0, 2], [c for c in found if c.scheme != "exact"])
-    dance = [c for c in found if c.of("algorithm") == "dance_grpo"]
-    _heat(axes[1, 0], dance, table, ("checkpointing", "group_size"))
-    _heat(axes[1, 1], dance, table, ("batch", "anchor_chunk"))
-    _routing(axes[1, 2], [c for c in dance if is_base(c, table)])
-    first = table.iloc[0]
-    figure.suptitle(
-        f"Time per training step: {first['model']}, measured here on {first['device']}", fontsize=12
+    found, model = cells(csv), read(csv).model.iloc[0]
+    sns.set_theme(style="whitegrid", context="paper", palette="colorblind", font_scale=1.1)
+    save(_more(found, model), csv.with_name(f"{csv.stem}-more.png"), dpi=110)
+    return save(_main(found, model), csv.with_suffix(".png"))
+
+
+# The message
+
+
+def _main(found: Sequence[Cell], model: str) -> Any:
+    """What the two recipes' schemes save of that which was reported, a row a scheme."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        2, 1, figsize=(9, 4.6), sharex=True, constrained_layout=True, height_ratios=(5, 3)
     )
-    target = csv.with_suffix(".png")
-    return save(figure, target)
+    _saved(axes[0], base(found, "dance_grpo"), "DanceGRPO: % off the training step", "step")
+    _saved(
+        axes[1],
+        base(found, "flow_grpo_fast"),
+        "Flow-GRPO-Fast: % off the update, in forwards",
+        "update",
+    )
+    axes[0].margins(x=0.1)  # room for the last label
+    named = {
+        label: handle
+        for axis in axes
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    names, handles = zip(*sorted(named.items()), strict=True)
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(f"Time saved beside the exact gradient, {model}")
+    return figure
 
 
-def _phases(axis: Any, found: list[Cell], algorithm: str) -> None:
-    """Stacked phases, the paper's mode: checkpointing on, all weights."""
-    shown = [
-        c
-        for c in found
-        if c.of("checkpointing") and (c.of("weights"), c.of("velocities")) == ("full", "recompute")
-    ]
-    shown = [c for c in shown if not c.scheme.startswith("routed") or c.scheme == "routed-0.6"]
-    axis.set(title=f"{NAMES[algorithm]}, checkpointing on", ylabel="seconds per step")
+def _saved(axis: Any, shown: Sequence[Cell], title: str, of: str) -> None:
+    """Measured with its interval, predicted, and reported where it was."""
+    axis.set_title(title, loc="left")
+    others = [cell for cell in shown if cell.scheme != EXACT]
+    if not others:
+        _not_measured(axis)
+        return
+    rows = range(len(others))
+    measured = [_times_100(cell.step if of == "step" else cell.priced) for cell in others]
+    predicted = [100 * (cell.predicted_step if of == "step" else cell.predicted_update) for cell in others]
+    for row, cell in enumerate(others):
+        kind, reported = REPORTED.get((cell.setting.algorithm, cell.scheme), ("", None))
+        if reported and kind == of:
+            # As wide as the range, and wide enough to be seen.
+            middle, width = (reported.low + reported.high) / 2, max(reported.high - reported.low, 0.6)
+            axis.barh(row, width, left=middle - width / 2, height=0.8, color="C1", label="reported")
+    values, spread = _with_errors(measured)
+    style = {"fmt": "o", "color": "C0", "markersize": 5, "capsize": 3, "zorder": 3}
+    axis.errorbar(values, rows, xerr=spread, label="measured, with its interval", **style)
+    axis.plot(predicted, rows, "|", color="0.1", markersize=14, label="predicted by the cost model")
+    for row, one in enumerate(measured):
+        beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
+        axis.annotate(f"{one.value:.1f} %", (max(one.high, predicted[row]), row), **beside)
+    axis.set_yticks(rows, [cell.label for cell in others])
+    axis.set_ylim(len(others) - 0.4, -0.6)
+    axis.grid(axis="y", visible=False)
+    axis.axvline(0, color="0.6", linewidth=1)
+
+
+def _times_100(share: Median) -> Median:
+    return Median(*(100 * value for value in share))
+
+
+def _with_errors(medians: Sequence[Median]) -> tuple[list[float], np.ndarray]:
+    """Values, and what matplotlib takes for their intervals, (2, n)."""
+    values = [one.value for one in medians]
+    return values, np.array([[m.value - m.low for m in medians], [m.high - m.value for m in medians]])
+
+
+# All of it
+
+
+class _Axis(NamedTuple):
+    """A field of `Setting` that a heat map varies, with its label."""
+
+    field: str
+    label: str
+
+
+def _more(found: Sequence[Cell], model: str) -> Any:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(3, 2, figsize=(9, 11), constrained_layout=True)
+    _phases(axes[0, 0], base(found, "dance_grpo"), "DanceGRPO, checkpointing")
+    _phases(axes[0, 1], base(found, "flow_grpo_fast"), "Flow-GRPO-Fast, checkpointing")
+    _agreement(axes[1, 0], found)
+    _routing(axes[1, 1], found)
+    _heat(axes[2, 0], found, _Axis("checkpointing", "checkpointing"), _Axis("group_size", "W"))
+    _heat(axes[2, 1], found, _Axis("batch", "images of a minibatch"), _Axis("anchor_chunk", "anchors a call"))
+    figure.suptitle(f"Time per training step, {model}: all that was varied")
+    return figure
+
+
+def _phases(axis: Any, shown: Sequence[Cell], title: str) -> None:
+    """Stacked medians of the phases."""
+    axis.set(title=title, ylabel="seconds per step")
     if not shown:
         _not_measured(axis)
         return
     bottom = np.zeros(len(shown))
-    for phase in PHASES:
-        seconds = np.array([c.seconds[phase] for c in shown])
+    for phase, among in PHASES.items():
+        seconds = np.array([sum(cell.seconds[name] for name in among) for cell in shown])
         axis.bar(range(len(shown)), seconds, bottom=bottom, label=phase, width=0.7)
         bottom += seconds
-    for i, cell in enumerate(shown):
-        if cell.scheme == "exact":
-            continue
-        kind, reported = REPORTED.get((algorithm, cell.scheme), (None, None))
-        text = f"step -{100 * cell.step.value:.1f} %\nupdate -{100 * cell.update.value:.1f} %"
-        text += f"\nreported:\n{kind} -{reported.low:g} … {reported.high:g} %" if reported else ""
-        axis.text(i, bottom[i], text, ha="center", va="bottom", fontsize=6)
-    axis.set_ylim(0, 1.25 * bottom.max())
-    labels = [NAMES.get(c.scheme, c.scheme.replace("-", "-\n", 1)) for c in shown]
-    axis.set_xticks(range(len(shown)), labels, fontsize=7)
-    axis.legend(fontsize=6.5, loc="lower left")
+    axis.set_xticks(range(len(shown)), [cell.label for cell in shown], rotation=30, ha="right", fontsize=8)
+    axis.grid(axis="x", visible=False)
+    axis.margins(y=0.25)
+    axis.legend(fontsize=8, ncols=3, loc="upper right")
 
 
-def _agreement(axis: Any, found: list[Cell]) -> None:
-    """Update time relative to exact: in forwards and in seconds against predicted, every cell."""
-    axis.set(title="update relative to exact", xlabel="predicted by the cost model", ylabel="measured")
-    x = [1 - c.predicted_update for c in found]
-    y = np.array([1 - c.update.value for c in found])
-    spread = [y - [1 - c.update.high for c in found], np.array([1 - c.update.low for c in found]) - y]
+def _agreement(axis: Any, found: Sequence[Cell]) -> None:
+    """Updates relative to exact's, every cell of other passes: measured against predicted."""
+    seen = agreement(found)
+    both = [*seen.clear, *seen.marked]
+    axis.set(title="update relative to exact's", xlabel="predicted by the cost model", ylabel="measured")
+    values, spread = _with_errors([cell.update for cell in both])
     style = {"fmt": ".", "color": "0.7", "markersize": 3, "linewidth": 0.7}
-    axis.errorbar(x, y, yerr=spread, label="in seconds", **style)
-    ends = np.array([0.0, 1.15])
+    predicted = [1 - cell.predicted_update for cell in both]
+    measured = [1 - value for value in values]
+    axis.errorbar(predicted, measured, yerr=spread[::-1], label="in seconds", **style)
+    ends = np.array([min(predicted, default=0) - 0.05, 1.05])
     axis.plot(ends, ends, color="0.4", linewidth=1)
     axis.fill_between(ends, ends * (1 - AGREEMENT), ends * (1 + AGREEMENT), color="0.8", label="within 5 %")
-    for clear, label in ((True, "in forwards"), (False, "in forwards, these too short")):
-        some = [c for c in found if c.clear == clear]
-        if some:
-            style = {} if clear else {"mfc": "none"}
-            points = [(1 - c.predicted_update, 1 - c.priced.value) for c in some]
-            axis.plot(*zip(*points, strict=True), "o", markersize=4, label=label, **style)
-    axis.legend(fontsize=6.5)
+    for some, label, colour, fill in (
+        (seen.clear, "in forwards", "C0", "C0"),
+        (seen.marked, "in forwards, these too short", "C1", "none"),
+    ):
+        x, y = [1 - cell.predicted_update for cell in some], [1 - cell.priced.value for cell in some]
+        axis.plot(x, y, "o", color=colour, mfc=fill, markersize=4, label=label)
+    axis.legend(fontsize=8)
 
 
-def _heat(axis: Any, found: list[Cell], table: pd.DataFrame, by: tuple[str, str]) -> None:
-    """JAGG's saving in forwards over two settings, the others as in the base one; predicted in brackets."""
-    base = {
-        "checkpointing": True,
-        "weights": "full",
-        "group_size": int(paper.GROUP_SIZE.low),
-        "batch": table.batch.max(),
-        "anchor_chunk": 2,
-        "velocities": "recompute",
-    }
-    kept = [
-        c
-        for c in found
-        if c.scheme == "jagg-time" and all(c.of(name) == base[name] for name in base if name not in by)
-    ]
-    labels = {"group_size": "W", "anchor_chunk": "anchors per backward", "checkpointing": "checkpointing"}
-    axis.set(
-        title="JAGG: % off the update (predicted)", ylabel=labels.get(by[0], by[0]), xlabel=labels[by[1]]
-    )
-    ys, xs = (sorted({c.of(name) for c in kept}) for name in by)
-    if len(kept) < 3:
-        _not_measured(axis)
-        return
-    values = np.full((len(ys), len(xs)), np.nan)
-    for cell in kept:
-        y, x = ys.index(cell.of(by[0])), xs.index(cell.of(by[1]))
-        values[y, x] = 100 * cell.priced.value
-        mark = "" if cell.clear else "*"
-        text = f"{values[y, x]:.1f}{mark}\n({100 * cell.predicted_update:.1f})"
-        axis.text(x, y, text, ha="center", va="center", fontsize=7)
-    axis.imshow(values, aspect="auto", cmap="Blues", vmin=0, vmax=80)
-    axis.grid(False)
-    axis.set_xticks(range(len(xs)), xs)
-    axis.set_yticks(range(len(ys)), ["on" if y else "off" for y in ys] if by[0] == "checkpointing" else ys)
-
-
-def _routing(axis: Any, found: list[Cell]) -> None:
-    """The step's saving against jagg_frac."""
-    axis.set(title="routing", xlabel="jagg_frac", ylabel="% off the step")
-    for checkpointing in (True, False):
-        some = {
-            float(c.scheme.removeprefix("routed-")): c
-            for c in found
-            if c.scheme.startswith("routed-")
-            and c.of("checkpointing") == checkpointing
-            and (c.of("weights"), c.of("velocities")) == ("full", "recompute")
-        }
-        if len(some) < 3:
+def _routing(axis: Any, found: Sequence[Cell]) -> None:
+    """The step's saving against jagg_frac, with and without checkpointing."""
+    axis.set(title="DanceGRPO: JAGG on a share of the groups", xlabel="jagg_frac", ylabel="% off the step")
+    setting = base_setting(found, "dance_grpo")
+    for checkpointing, label in ((True, "checkpointing"), (False, "no checkpointing")):
+        mode = replace(setting, checkpointing=checkpointing)
+        at = {ROUTED[c.scheme]: c for c in found if c.setting == mode and c.scheme in ROUTED}
+        if len(at) < 3:
             continue
-        xs = sorted(some)
-        y = np.array([100 * some[x].step.value for x in xs])
-        spread = [
-            y - [100 * some[x].step.low for x in xs],
-            np.array([100 * some[x].step.high for x in xs]) - y,
-        ]
-        mode = "checkpointing" if checkpointing else "no checkpointing"
-        bars = axis.errorbar(xs, y, yerr=spread, marker="o", markersize=3.5, capsize=2, label=mode)
-        predicted = [100 * some[x].predicted_step for x in xs]
-        axis.plot(xs, predicted, "--", color=bars[0].get_color(), linewidth=1, label=f"{mode}, predicted")
+        some = [at[fraction] for fraction in sorted(at)]
+        values, spread = _with_errors([_times_100(cell.step) for cell in some])
+        style = {"marker": "o", "markersize": 3.5, "capsize": 2}
+        bars = axis.errorbar(sorted(at), values, yerr=spread, label=label, **style)
+        predicted = [100 * cell.predicted_step for cell in some]
+        axis.plot(sorted(at), predicted, "--", color=bars[0].get_color(), label=f"{label}, predicted")
     if not axis.lines:
         _not_measured(axis)
         return
-    low, high = paper.STEP_REDUCTION.low, paper.STEP_REDUCTION.high
-    axis.plot([paper.JAGG_FRAC.low] * 2, [low, high], color="0.3", linewidth=5, alpha=0.5, label="reported")
-    axis.legend(fontsize=6.5)
+    _, reported = REPORTED[("dance_grpo", PAPERS_ROUTED)]
+    ends = [reported.low, reported.high]
+    axis.plot([ROUTED[PAPERS_ROUTED]] * 2, ends, color="0.3", linewidth=5, alpha=0.5, label="reported")
+    axis.legend(fontsize=8)
+
+
+def _heat(axis: Any, found: Sequence[Cell], down: _Axis, across: _Axis) -> None:
+    """JAGG's saving in forwards over two fields, the others as in the paper's setting."""
+    setting = base_setting(found, "dance_grpo")
+    kept = {
+        (getattr(cell.setting, down.field), getattr(cell.setting, across.field)): cell
+        for cell in found
+        if cell.scheme == JAGG and _without(cell.setting, down, across) == _without(setting, down, across)
+    }
+    axis.set(title="JAGG: % off the update\n(in brackets: predicted)", ylabel=down.label, xlabel=across.label)
+    if len(kept) < 3:
+        _not_measured(axis)
+        return
+    ys, xs = (sorted(set(ends)) for ends in zip(*kept, strict=True))
+    values = np.full((len(ys), len(xs)), np.nan)
+    for (y, x), cell in kept.items():
+        saved = values[ys.index(y), xs.index(x)] = 100 * cell.priced.value
+        mark = "" if cell.clear or cell.predicted_update == 0 else "*"
+        text = f"{saved:.1f}{mark}\n({100 * cell.predicted_update:.1f})"
+        colour = "white" if saved > 45 else "black"
+        axis.text(xs.index(x), ys.index(y), text, ha="center", va="center", fontsize=8, color=colour)
+    axis.imshow(values, aspect="auto", cmap="Blues", vmin=0, vmax=80)
+    axis.grid(False)
+    axis.set_xticks(range(len(xs)), xs)
+    words = {True: "on", False: "off"} if down.field == "checkpointing" else {}
+    axis.set_yticks(range(len(ys)), [words.get(y, y) for y in ys])
+
+
+def _without(setting: Setting, *axes: _Axis) -> Setting:
+    """The setting with these fields as they are by default."""
+    return replace(setting, **{axis.field: getattr(Setting, axis.field) for axis in axes})
 
 
 def _not_measured(axis: Any) -> None:

@@ -32,7 +32,7 @@ import torch
 from experiments import paper
 from experiments.common.fill import fill
 from experiments.speedup.analysis import SETTING, laps_path
-from experiments.speedup.config import Arm, Config, Setting, Variation, settings
+from experiments.speedup.config import NULL, Arm, Config, Setting, Variation, settings
 from experiments.speedup.source import Source, load_source, make_policy
 from experiments.speedup.step import NO_RATE, Step, Timing, Unit, without_moments
 from repro.console import note
@@ -243,7 +243,7 @@ def under(recipe: Recipe, arm: Arm) -> Recipe:
 
 def scheme_name(recipe: Recipe, arm: Arm) -> str:
     """An arm as the table has it."""
-    return under(recipe, arm).full_scheme().name + ("-again" if arm.again else "")
+    return NULL if arm.again else under(recipe, arm).full_scheme().name
 
 
 def make_trainer(config: Config, source: Source, policy: Policy, recipe: Recipe, ranks: Ranks) -> Trainer:

@@ -1,164 +1,36 @@
-"""The wall-clock table in words: the printed comparison, README's, and what is said of the cost model."""
+"""The wall-clock table's section of the report: reported beside measured beside predicted."""
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-
-from experiments import paper
 from experiments.common.markdown import counted, listed
 from experiments.common.markdown import table as markdown_table
 from experiments.convergence.arms import ALGORITHMS
-from experiments.speedup.analysis import AGREEMENT, Cell, cells, is_base
-from repro.console import print_table
+from experiments.speedup.analysis import (
+    AGREEMENT,
+    JAGG,
+    LEVEL,
+    OVERHEAD_LIMIT,
+    Cell,
+    agreement,
+    algorithms,
+    base,
+    base_setting,
+    cells,
+    coverage,
+    finding,
+    left_out,
+    null_cells,
+    reduction,
+)
+from experiments.speedup.config import NULL, Setting
 from repro.results import read
 
-ROUTED = f"routed-{paper.JAGG_FRAC.low:g}"
-PAPER_MODE = (True, "full", "recompute")
-"""Checkpointing, weights and velocities, as reported or in the early code."""
-REPORTED = {
-    ("dance_grpo", ROUTED): ("step", paper.STEP_REDUCTION),
-    ("flow_grpo_fast", "jagg-time"): ("update", paper.UPDATE_REDUCTION_FAST),
-}
-
-
-def verdict(found: list[Cell]) -> str:
-    """How well the cost model did, in a few sentences, and how far the clock is to be trusted."""
-    others = [c for c in found if c.scheme != "exact"]
-    # Schemes that make exact's very passes show how far the clock errs, not how good the model is.
-    compared = [c for c in others if c.predicted_update != 0]
-    same = [c for c in others if c.predicted_update == 0]
-    clear = [c for c in compared if c.clear]
-    close = [c for c in clear if abs(c.error) <= AGREEMENT]
-    parts = [
-        f"Measured and predicted update ratios agree within {100 * AGREEMENT:.0f} % in {len(close)} of "
-        f"{len(clear)} cells in forwards" + f", {_in_seconds(clear)}."
-    ]
-    if marked := [c for c in compared if not c.clear]:
-        errors = "; ".join(f"{c.scheme}, {c}: {100 * c.error:+.1f} %" for c in marked)
-        parts.append(
-            f"{counted(len(marked), 'more cell')}, marked *, with forwards too short for that: {errors}."
-        )
-    if clear:
-        furthest = max(clear, key=lambda c: abs(c.error))
-        parts.append(
-            f"Furthest apart in forwards: {100 * furthest.error:+.1f} % ({furthest.scheme}; {furthest})."
-        )
-    if same:
-        seconds, forwards = [100 * c.update.value for c in same], [100 * c.priced.value for c in same]
-        parts.append(
-            f"Where a scheme makes exact's very passes, its updates came out {min(seconds):+.0f} … "
-            f"{max(seconds):+.0f} % shorter in seconds, {min(forwards):+.1f} … {max(forwards):+.1f} % in "
-            "forwards: so far the clock errs."
-        )
-    factors = []
-    for weights, name in (("full", "all weights"), ("lora", "LoRA")):
-        if values := [c.backward for c in found if c.of("weights") == weights]:
-            factors.append(f"{min(values):.2f} … {max(values):.2f} with {name}")
-    overheads = [c.overhead for c in found]
-    parts.append(
-        f"b, measured: {listed(factors)}. The core's own work is {100 * min(overheads):.1f} … "
-        f"{100 * max(overheads):.1f} % of the update."
-    )
-    return " ".join(parts)
-
-
-def _in_seconds(clear: list[Cell]) -> str:
-    close = [c for c in clear if abs((1 - c.update.value) / (1 - c.predicted_update) - 1) <= AGREEMENT]
-    covered = [c for c in clear if c not in close and c.update.low <= c.predicted_update <= c.update.high]
-    return (
-        f"in {len(close)} in seconds, whose interval has the prediction in {len(covered)} more"
-        if covered
-        else f"in {len(close)} in seconds"
-    )
-
-
-def show(csv: Path) -> None:
-    """Print reported beside measured beside predicted, for the settings that are not part of a sweep."""
-    table = read(csv)
-    found = cells(csv)
-    first = table.iloc[0]
-    for _, group in groupby((c for c in found if is_base(c, table)), key=lambda c: c.setting):
-        shown = list(group)
-        print_table(
-            f"Seconds per step of {first['samples']} images: {first['model']}, {shown[0].of('algorithm')}, "
-            f"{shown[0]}; {first['device']}, {first['dtype']}",
-            (
-                "scheme",
-                "step/update s",
-                "% off update",
-                "in forwards",
-                "predicted",
-                "% off step",
-                "predicted",
-                "reported %",
-                "GiB",
-            ),
-            [_row(cell) for cell in shown],
-        )
-    print(f"Medians of {table['round'].nunique()} rounds, ± their interval. {verdict(found)}")
-
-
-def _row(cell: Cell) -> tuple:
-    kind, reported = REPORTED.get((cell.of("algorithm"), cell.scheme), (None, None))
-    saved = (
-        cell.update.percent(),
-        cell.priced.percent(),
-        f"{100 * cell.predicted_update:.1f}",
-        cell.step.percent(),
-        f"{100 * cell.predicted_step:.1f}",
-    )
-    return (
-        cell.scheme + ("" if cell.clear else "*"),
-        f"{sum(cell.seconds.values()):.3g}/{cell.seconds['update']:.3g}",
-        *(saved if cell.scheme != "exact" else ["-"] * len(saved)),
-        f"{kind} {reported.low:g}…{reported.high:g}" if reported else "-",
-        "-" if np.isnan(cell.memory) else f"{cell.memory / 2**30:.2f}",
-    )
-
-
-def shown(found: list[Cell], table: pd.DataFrame) -> list[list[Cell]]:
-    """Every algorithm's base setting, in the paper's mode if that was timed, without the jagg_frac sweep."""
-    kept: list[list[Cell]] = []
-    for algorithm in ALGORITHMS:
-        base = [c for c in found if is_base(c, table) and c.of("algorithm") == algorithm]
-        modes = [list(group) for _, group in groupby(base, key=lambda c: c.setting)]
-        paper_first = sorted(modes, key=lambda cells: mode(cells[0]) != PAPER_MODE)
-        for cells_ in paper_first[:1]:
-            kept.append([c for c in cells_ if not c.scheme.startswith("routed") or c.scheme == ROUTED])
-    return kept
-
-
-def mode(cell: Cell) -> tuple:
-    """Checkpointing, weights and velocities."""
-    return tuple(cell.of(column) for column in ("checkpointing", "weights", "velocities"))
-
-
-def markdown(csv: Path) -> str:
-    """The base settings as Markdown, for README: reported beside measured beside predicted."""
-    table = read(csv)
-    found, first = cells(csv), table.iloc[0]
-    parts = []
-    for group in shown(found, table):
-        exact = group[0]
-        name, seconds = ALGORITHMS[exact.of("algorithm")], sum(exact.seconds.values())
-        parts += [
-            f"**{first['model']}, {name}** on {first['device']}, {first['dtype']}: {exact}. An exact step of "
-            f"{first['samples']} images takes {seconds:.3g} s, {exact.seconds['update']:.3g} s of them the "
-            "update.",
-            markdown_table(MARKDOWN_HEADINGS, [_markdown_row(c) for c in group if c.scheme != "exact"]),
-        ]
-        parts += [sentence for c in group if (sentence := reported_sentence(c))]
-    rounds, told = table["round"].nunique(), verdict(found).replace("*", r"\*")
-    return "\n\n".join([*parts, f"Medians of {rounds} rounds, ± their interval. {told}"])
-
-
-MARKDOWN_HEADINGS = (
+HEADINGS = (
     "scheme",
-    "% off the update",
+    "% off the update, in seconds",
     "in forwards",
     "predicted",
     "% off the step",
@@ -167,32 +39,151 @@ MARKDOWN_HEADINGS = (
 )
 
 
-def _markdown_row(cell: Cell) -> tuple[str, ...]:
-    kind, reported = REPORTED.get((cell.of("algorithm"), cell.scheme), (None, None))
+def markdown(csv: Path) -> str:
+    """The paper's setting of both recipes, JAGG in the other modes, and how good model and clock are."""
+    table, found = read(csv), cells(csv)
+    first, rounds = table.iloc[0], int(table["round"].nunique())
+    parts = [
+        f"**{first['model']}** on {first['device']}, {first['dtype']}, {counted(rounds, 'round')}. Medians "
+        f"of the rounds; in brackets {_interval(rounds)}."
+    ]
+    for algorithm in algorithms(found):
+        if shown := base(found, algorithm):
+            parts += _base(shown, int(first["samples"]))
+    parts += [_modes(found), _agreement(found), _null(found), _unit(found)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _interval(rounds: int) -> str:
+    """What a median's interval is."""
+    k = left_out(rounds)
+    covered = 100 * coverage(rounds, k)
+    if k:
+        left = "the lowest and the highest" if k == 1 else f"the {k} lowest and the {k} highest"
+        return f"their {covered:.0f} % interval, {left} left out"
+    if covered >= 100 * LEVEL:
+        return f"min … max, which is a {covered:.0f} % interval of the median"
+    return f"min … max, too few rounds for an interval of {100 * LEVEL:.0f} %"
+
+
+def _base(shown: Sequence[Cell], samples: int) -> list[str]:
+    """One recipe in the paper's setting: its table, and a sentence on what was reported of it."""
+    exact, others = shown[0], shown[1:]
+    seconds = sum(exact.seconds.values())
+    name = ALGORITHMS[exact.setting.algorithm]
+    told = [
+        f"Reported: {beside.reported.low:g} … {beside.reported.high:g} % off the {beside.of} with "
+        f"{cell.label}; measured: {finding(beside)}. {finding(beside).why}".strip()
+        for cell in others
+        if (beside := reduction(cell))
+    ]
+    return [
+        f"*{name}*, {exact}: an exact step of {samples} images takes {seconds:.3g} s, of which the update "
+        f"{exact.seconds['update']:.3g} s.",
+        markdown_table(HEADINGS, map(_row, others)),
+        *told,
+    ]
+
+
+def _row(cell: Cell) -> tuple[str, ...]:
+    beside = reduction(cell)
     return (
-        cell.scheme + ("" if cell.clear else r"\*"),
+        cell.label + _mark(cell),
         cell.update.percent(),
         cell.priced.percent(),
         f"{100 * cell.predicted_update:.1f}",
         cell.step.percent(),
         f"{100 * cell.predicted_step:.1f}",
-        f"{kind}: {reported.low:g} … {reported.high:g}" if reported else "-",
+        f"{beside.of}: {beside.reported.low:g} … {beside.reported.high:g}" if beside else "-",
     )
 
 
-def reported_sentence(cell: Cell) -> str:
-    """Where a measured reduction lies against the reported one; empty where none was reported."""
-    kind, reported = REPORTED.get((cell.of("algorithm"), cell.scheme), (None, None))
-    if reported is None:
+def _mark(cell: Cell) -> str:
+    """Of a scheme whose prediction cannot be held to the measurement."""
+    return "" if cell.clear or cell.predicted_update == 0 else r"\*"
+
+
+def _modes(found: Sequence[Cell]) -> str:
+    """JAGG where one thing is other than in the paper's setting; empty if nothing else was timed."""
+    rows = []
+    for algorithm in algorithms(found):
+        setting = base_setting(found, algorithm)
+        rows += [
+            (
+                ALGORITHMS[algorithm],
+                str(cell),
+                cell.priced.percent(),
+                f"{100 * cell.predicted_update:.1f}",
+                cell.step.percent(),
+            )
+            for cell in found
+            if cell.scheme == JAGG and _one_mode_apart(cell.setting, setting)
+        ]
+    if not rows:
         return ""
-    # An update can be held against it in forwards, which the machine's changes of speed hardly move.
-    value, low, high = (100 * share for share in (cell.step if kind == "step" else cell.priced))
-    predicted = 100 * (cell.predicted_step if kind == "step" else cell.predicted_update)
-    unit = "" if kind == "step" else " in forwards"
-    where = "below" if high < reported.low else "above" if low > reported.high else "consistent with"
-    if low <= 0 <= high:
-        where = "too uncertain to be held against"
+    headings = ("recipe", "setting", "% off the update, in forwards", "predicted", "% off the step")
+    return f"JAGG on all groups in other modes:\n\n{markdown_table(headings, rows)}"
+
+
+def _one_mode_apart(one: Setting, other: Setting) -> bool:
+    """Whether two settings differ in checkpointing, weights or velocities alone."""
+    differ = {name for name, value in vars(one).items() if value != getattr(other, name)}
+    return len(differ) == 1 and differ <= {"checkpointing", "weights", "velocities"}
+
+
+def _agreement(found: Sequence[Cell]) -> str:
+    """How well the cost model did."""
+    seen = agreement(found)
+    covered = f", whose interval has the prediction in {len(seen.covered)} more" if seen.covered else ""
+    said = [
+        f"Measured and predicted ratios of updates agree within {100 * AGREEMENT:.0f} % in {len(seen.close)} "
+        f"of {counted(len(seen.clear), 'cell')} in forwards, in {len(seen.close_in_seconds)} in "
+        f"seconds{covered}."
+    ]
+    if seen.clear:
+        furthest = max(seen.clear, key=lambda cell: abs(cell.error))
+        said.append(f"Furthest apart in forwards: {_error(furthest)}.")
+    if seen.marked:
+        worst = max(seen.marked, key=lambda cell: abs(cell.error))
+        said.append(
+            f"{counted(len(seen.marked), 'more cell')}, marked \\*, with more than "
+            f"{100 * OVERHEAD_LIMIT:.0f} % that the model leaves out, furthest apart: {_error(worst)}."
+        )
+    return " ".join(said)
+
+
+def _error(cell: Cell) -> str:
+    recipe = ALGORITHMS[cell.setting.algorithm]
+    return f"{100 * cell.error:+.1f} % ({cell.label}; {recipe}, {cell})"
+
+
+def _null(found: Sequence[Cell]) -> str:
+    """How far the clock errs."""
+    if not (null := null_cells(found)):
+        return ""
+    wrong = [cell for cell in null if not cell.update.low <= 0 <= cell.update.high]
+    seconds, forwards = ([100 * x.value for x in values] for values in _columns(null))
+    arm = "exact again under another name among them, " if any(c.scheme == NULL for c in null) else ""
     return (
-        f"{cell.scheme} takes {value:.1f} % off the {kind} here{unit} (interval {low:.1f} … {high:.1f}; "
-        f"predicted {predicted:.1f}), {where} the {reported.low:g} … {reported.high:g} % reported."
+        f"Where a scheme makes exact's very passes ({counted(len(null), 'cell')}, {arm}medians), its update "
+        f"came out {min(seconds):+.1f} … {max(seconds):+.1f} % shorter in seconds and {min(forwards):+.1f} … "
+        f"{max(forwards):+.1f} % in forwards: so far the clock errs. {len(wrong)} of these intervals in "
+        "seconds leave 0 out."
+    )
+
+
+def _columns(null: Sequence[Cell]) -> tuple[list, list]:
+    return [cell.update for cell in null], [cell.priced for cell in null]
+
+
+def _unit(found: Sequence[Cell]) -> str:
+    """b, and the core's own work."""
+    factors = []
+    for weights, name in (("full", "all weights"), ("lora", "LoRA")):
+        if values := [cell.backward for cell in found if cell.setting.weights == weights]:
+            factors.append(f"{min(values):.2f} … {max(values):.2f} with {name}")
+    overheads = [100 * cell.overhead for cell in found]
+    return (
+        f"A backward costs b forwards, min … max over the settings: {listed(factors)}. The core's own work "
+        f"is {min(overheads):.1f} … {max(overheads):.1f} % of an update."
     )

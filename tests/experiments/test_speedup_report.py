@@ -6,12 +6,28 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from markdown_tables import row
 from speedup_tables import made_up
 
-from experiments.speedup import figure
-from experiments.speedup import report as speedup_report
-from experiments.speedup.analysis import Cell, Median, cells, laps_path, median
-from experiments.speedup.report import verdict
+from experiments.common.findings import Judgement
+from experiments.speedup import figure, report
+from experiments.speedup.analysis import (
+    PASSES_SAVED,
+    UNSAVED,
+    Cell,
+    Median,
+    agreement,
+    base,
+    cells,
+    coverage,
+    findings,
+    laps_path,
+    left_out,
+    median,
+    null_cells,
+    reduction,
+)
+from experiments.speedup.config import NULL, Setting
 
 
 def cell(found: list[Cell], scheme: str) -> Cell:
@@ -28,17 +44,32 @@ def test_the_papers_arithmetic_comes_back(tmp_path: Path) -> None:
     assert jagg_.update.value == pytest.approx(1 - 10 / 16)
     assert jagg_.predicted_update == pytest.approx(1 - 10 / 16)
     assert jagg_.error == pytest.approx(0, abs=1e-9)
-    assert "within 5 % in 2 of 2 cells in forwards, in 2 in seconds" in verdict(found)
+    seen = agreement(found)
+    assert len(seen.clear) == len(seen.close) == len(seen.close_in_seconds) == 2
+    assert not seen.covered and not seen.marked
 
 
-def test_disagreement_and_overhead_are_told(tmp_path: Path) -> None:
+def test_cells_are_shown_with_exact_first_and_of_one_setting(tmp_path: Path) -> None:
+    found = cells(made_up(tmp_path, null=True))
+    assert [c.scheme for c in found] == ["exact", NULL, "routed-0.6", "jagg-time"]
+    assert {c.setting for c in found} == {Setting()}
+    assert base(found, "dance_grpo") == found and base(found, "flow_grpo_fast") == []
+
+
+def test_the_null_arm_saves_what_the_clock_errs(tmp_path: Path) -> None:
+    found = cells(made_up(tmp_path, null=True))
+    (null,) = null_cells(found)
+    assert null.scheme == NULL and null.update == null.priced == (0, 0, 0)
+    assert null not in agreement(found).clear
+
+
+def test_disagreement_and_overhead_are_told_apart(tmp_path: Path) -> None:
     found = cells(made_up(tmp_path, slower=1.08))
     assert cell(found, "jagg-time").error == pytest.approx(0.08)
-    assert "in 0 of 2 cells" in verdict(found)
-    found = cells(made_up(tmp_path, overhead=10.0))
-    assert "2 more cells, marked *, with forwards too short for that: jagg-time, W 4, batch 12" in verdict(
-        found
-    )
+    seen = agreement(found)
+    assert len(seen.clear) == 2 and not seen.close
+    seen = agreement(cells(made_up(tmp_path, overhead=10.0)))
+    assert not seen.clear and len(seen.marked) == 2
 
 
 def test_calls_with_fewer_anchors_are_told_where_a_call_costs(tmp_path: Path) -> None:
@@ -65,18 +96,12 @@ def test_a_machine_that_slows_down_for_a_while_does_not_change_the_price(tmp_pat
     assert jagg_.priced.value == pytest.approx(jagg_.predicted_update) == pytest.approx(1 - 10 / 16)
 
 
-def test_how_far_the_clock_errs_is_told(tmp_path: Path) -> None:
+def test_a_prediction_within_the_interval_in_seconds_is_covered(tmp_path: Path) -> None:
     jagg_ = cell(cells(made_up(tmp_path)), "jagg-time")  # 37.5 % are predicted
     off = jagg_._replace(priced=Median(1 - 1.07 * (1 - jagg_.predicted_update), 0, 1))
-    assert "in 0 of 1 cells in forwards, in 1 in seconds." in verdict([off])
-    assert "Furthest apart in forwards: +7.0 % (jagg-time; W 4, batch 12" in verdict([off])
+    assert agreement([off]).close == [] and agreement([off]).close_in_seconds == [off]
     wide = off._replace(update=Median(0.5, 0.3, 0.6))
-    assert "in 0 in seconds, whose interval has the prediction in 1 more." in verdict([wide])
-    same = jagg_._replace(
-        predicted_update=0.0, update=Median(-0.03, -0.1, 0.02), priced=Median(0.004, 0, 0.01)
-    )
-    assert "came out -3 … -3 % shorter in seconds, +0.4 … +0.4 % in forwards" in verdict([same])
-    assert "in 0 of 0 cells" in verdict([same]) and "very passes" not in verdict([jagg_])
+    assert agreement([wide]).close_in_seconds == [] and agreement([wide]).covered == [wide]
 
 
 def test_a_table_without_its_laps_says_what_to_do(tmp_path: Path) -> None:
@@ -86,11 +111,36 @@ def test_a_table_without_its_laps_says_what_to_do(tmp_path: Path) -> None:
         cells(csv)
 
 
-def test_an_interval_around_nothing_is_not_called_consistent(tmp_path: Path) -> None:
-    routed = cell(cells(made_up(tmp_path)), "routed-0.6")
-    assert "consistent with the" in speedup_report.reported_sentence(routed)
-    unsure = routed._replace(step=Median(0.28, -0.06, 0.31))
-    assert "too uncertain to be held against the" in speedup_report.reported_sentence(unsure)
+@pytest.mark.parametrize(
+    ("measured", "judgement"),
+    [
+        (Median(0.178, 0.170, 0.186), Judgement.AGREES),
+        (Median(0.160, 0.140, 0.179), Judgement.NOT_CONTRADICTED),
+        (Median(0.160, 0.150, 0.172), Judgement.DISAGREES),
+        (Median(0.250, 0.183, 0.300), Judgement.DISAGREES),
+        (Median(0.280, -0.06, 0.31), Judgement.UNDECIDED),
+    ],
+)
+def test_what_was_reported_is_judged_by_value_and_interval(
+    tmp_path: Path, measured: Median, judgement: Judgement
+) -> None:
+    routed = cell(cells(made_up(tmp_path)), "routed-0.6")._replace(step=measured)
+    found = reduction(routed)
+    assert found and found.of == "step" and found.judgement is judgement
+
+
+def test_findings_are_of_the_step_and_of_the_update(tmp_path: Path) -> None:
+    step = findings(made_up(tmp_path))
+    assert list(step) == ["step"] and step["step"].judgement is Judgement.AGREES and not step["step"].why
+    (tmp_path / "fast").mkdir()
+    update = findings(made_up(tmp_path / "fast", algorithm="flow_grpo_fast"))
+    assert list(update) == ["update"] and update["update"].judgement is Judgement.DISAGREES
+    assert update["update"].why
+
+
+def test_what_the_reported_update_would_contain_beside_the_passes() -> None:
+    assert PASSES_SAVED == 6 / 16
+    assert PASSES_SAVED / (1 + UNSAVED) == pytest.approx(0.30)
 
 
 def test_medians_and_their_intervals() -> None:
@@ -98,11 +148,30 @@ def test_medians_and_their_intervals() -> None:
     assert median([5.0, 1, 3]) == (3, 1, 5)
     assert median(range(7)) == (3, 0, 6)  # 1 - 2/2^7 = 98 %; the next ones in would cover 88 %
     assert median(range(9)) == (4, 1, 7)  # 1 - 2(1 + 9)/2^9 = 96 %
+    assert [left_out(n) for n in (1, 5, 8, 9, 10)] == [0, 0, 0, 1, 1]
+    assert coverage(7, 0) == pytest.approx(1 - 2 / 2**7)
+    assert coverage(10, 1) == pytest.approx(1 - 2 * 11 / 2**10)
 
 
-def test_reported_stands_beside_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    csv = made_up(tmp_path)
-    speedup_report.show(csv)
-    printed = capsys.readouterr().out
-    assert "17.8 ± 0.0" in printed and "reported" in printed and "step 17.3…18.2" in printed
-    assert figure.plot(csv).stat().st_size > 10_000
+@pytest.mark.parametrize("rounds", [3, 7, 10])
+def test_reported_stands_beside_measured_and_predicted(tmp_path: Path, rounds: int) -> None:
+    text = report.markdown(made_up(tmp_path, null=True, rounds=rounds))
+    routed = row(text, "JAGG, 0.6 of the groups")
+    assert routed == [
+        "22.5 (22.5 … 22.5)",
+        "22.5 (22.5 … 22.5)",
+        "22.5",
+        "17.8 (17.8 … 17.8)",
+        "17.8",
+        "step: 17.3 … 18.2",
+    ]
+    assert row(text, "JAGG, all groups")[-1] == "-"
+    assert row(text, "exact again")[:3] == ["0.0 (0.0 … 0.0)", "0.0 (0.0 … 0.0)", "0.0"]
+    head = text.split("\n")[0]
+    assert ("min … max" in head) == (rounds < 9) and ("98 %" in head) == (rounds > 5)
+
+
+def test_figures_are_drawn_of_any_table(tmp_path: Path) -> None:
+    main = figure.plot(made_up(tmp_path))
+    assert main.name == "speedup.png" and main.stat().st_size > 5_000
+    assert (tmp_path / "speedup-more.png").stat().st_size > 5_000
