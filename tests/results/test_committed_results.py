@@ -101,7 +101,7 @@ def test_laps_are_whole_updates(csv: Path) -> None:
 @pytest.mark.parametrize("csv", of("speedup.csv"), ids=folder)
 def test_the_cost_model_holds_where_the_network_is_what_takes_time(csv: Path) -> None:
     clear = [cell for cell in cells(csv) if cell.scheme != "exact" and cell.clear]
-    assert len(clear) > 20 and {cell.of("algorithm") for cell in clear} == set(ALGORITHMS)
+    assert len(clear) > 20 and {cell.setting.algorithm for cell in clear} == set(ALGORITHMS)
     assert all(abs(cell.error) <= AGREEMENT for cell in clear)
 
 
