@@ -21,12 +21,10 @@ in forwards by the cost model, and in seconds, apart because seconds differ from
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
-from experiments.ablation.analysis import CONTRASTS, contrasts, efficiency
-from experiments.ablation.config import Config
-from experiments.common.inputs import load_model
+from experiments.ablation.analysis import contrasts, efficiency
+from experiments.ablation.config import Config, check
 from experiments.convergence import measure as convergence
 from experiments.convergence.analysis import complete, runs, spent
 from repro.distributed.ranks import ALONE, Ranks
@@ -78,35 +76,23 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         ValueError: a margin that is not above 0, or another one than before, and whatever
             `convergence.run` refuses.
     """
-    if not config.margin > 0:
-        raise InputError(f"margin is {config.margin}, expected a share above 0 of the baseline's rise")
+    check(config)
     ranks.on_main(_check_margin, config)
-    cells = convergence.run(_cells_config(config), ranks)
-    csv = cells.with_name("ablation.csv")
+    cells = convergence.run(config.runs, ranks)
     ranks.on_main(write, cells, config)
-    return csv
-
-
-def _cells_config(config: Config) -> convergence.Config:
-    """The same cells as convergence's: in quick form, exactly those that it trains."""
-    values = {f.name: getattr(config, f.name) for f in fields(convergence.Config)}
-    values["arms"] = config.arms or (
-        () if config.quick else tuple(dict.fromkeys(arm for pair in CONTRASTS for arm in reversed(pair)))
-    )
-    values["regimes"] = config.regimes or ("comfortable", "sparse")[: 1 if config.quick else 2]
-    return convergence.Config(**values)
+    return cells.with_name("ablation.csv")
 
 
 def _check_margin(config: Config) -> None:
     """Refuse to move the margin once the contrasts were seen."""
-    folder = convergence.results_folder(config, load_model(config.model, config.device))
-    beside = provenance_path(folder / "ablation.csv")
-    if config.fresh or not beside.exists():
+    csv = config.runs.folder / "ablation.csv"
+    beside = provenance_path(csv)
+    if config.runs.fresh or not beside.exists():
         return
     before = json.loads(beside.read_text())["config"]["margin"]
     if config.margin != before:
         raise InputError(
-            f"margin is {config.margin}, {folder / 'ablation.csv'} has {before}, which was set beforehand: "
+            f"margin is {config.margin}, {csv} has {before}, which was set beforehand: "
             "keep it, pass another --out, or --fresh to train everything again"
         )
 
@@ -117,7 +103,7 @@ def write(cells: Path, config: Config) -> None:
     outcomes = runs(table)
     common = {"model": table.model.iloc[0], "algorithm": table.algorithm.iloc[0]}
     made = json.loads(provenance_path(cells).read_text())
-    provenance = collect({"margin": config.margin, "cells": made["config"]}, seed=config.seed)
+    provenance = collect({"margin": config.margin, "cells": made["config"]}, seed=config.runs.seed)
     kept = ("checkpoint_sha256", "device", "cpu", "threads", "ranks")
     provenance |= {k: made[k] for k in kept if k in made}
     for name, columns, key, rows in (

@@ -1,19 +1,26 @@
-"""What every experiment starts from: a model, a scorer and prompts, by the names a user types."""
+"""What every experiment starts from: a model, a scorer and prompts, by the names a user types.
+
+Finding them, and refusing what is not there, takes no torch; loading does.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from repro import zoo
+from repro import rewards, zoo
 from repro.errors import InputError
-from repro.models import Backbone, load
-from repro.rewards import Scorer
-from repro.rewards import load as load_reward
+
+if TYPE_CHECKING:
+    import torch
+
+    from repro.models import Backbone
+    from repro.rewards import Scorer
 
 SMALL = 200 * 2**20
 """Bytes of a transformer; the bundled ones have a tenth of it, FLUX a hundred times as much."""
@@ -32,8 +39,8 @@ class Model:
     name: str
     path: Path | None
     source: str
-    device: str
-    size: int | None
+    device: str = "cpu"
+    size: int | None = None
 
     @cached_property
     def _card(self) -> dict:
@@ -54,9 +61,20 @@ class Model:
         """How long a bundled model was trained, from its card."""
         return self._card.get("training_steps")
 
-    def backbone(self, dtype: torch.dtype = torch.float32) -> Backbone:
-        """The model, freshly loaded."""
-        backbone = load(self.source, dtype, self.device)
+    @property
+    def pixels(self) -> str:
+        """The images' height and width in words, as far as can be told before the model is loaded."""
+        if self.size:
+            return f"{self.size} × {self.size}"
+        return f"{self._card['height']} × {self._card['width']}" if "height" in self._card else "its own size"
+
+    def backbone(self, dtype: torch.dtype | None = None) -> Backbone:
+        """The model, freshly loaded, in float32 unless told otherwise."""
+        import torch
+
+        from repro.models import load
+
+        backbone = load(self.source, dtype or torch.float32, self.device)
         if self.size is not None:
             backbone.set_size(self.size, self.size)
         return backbone
@@ -68,6 +86,8 @@ def check_device(device: str) -> None:
     Raises:
         ValueError: with torch's reason.
     """
+    import torch
+
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -76,14 +96,12 @@ def check_device(device: str) -> None:
         raise InputError("--device meta holds no numbers: take cpu or cuda")
 
 
-def load_model(model: str, device: str = "cpu", size: int | None = None) -> Model:
+def find_model(model: str, device: str = "cpu", size: int | None = None) -> Model:
     """A bundled name, a diffusers folder or a hub id.
 
     Raises:
-        ValueError: an unknown device.
         FileNotFoundError: a path that does not exist.
     """
-    check_device(device)
     bundled = zoo.resolve(model)
     if bundled is not None:
         return Model(model, bundled, str(bundled), device, size)
@@ -98,22 +116,42 @@ def load_model(model: str, device: str = "cpu", size: int | None = None) -> Mode
     return Model(model.replace("/", "--"), None, model, device, size)
 
 
-def load_scorer(reward: str | None, model: Model) -> tuple[Scorer, str]:
-    """The scorer named ``reward``; a model at the bundled size may leave it out. Returns it with its name."""
+def load_model(model: str, device: str = "cpu", size: int | None = None) -> Model:
+    """`find_model`, on a device that torch can use.
+
+    Raises:
+        InputError: it cannot.
+        FileNotFoundError: a path that does not exist.
+    """
+    check_device(device)
+    return find_model(model, device, size)
+
+
+def reward_of(reward: str | None, model: Model) -> str:
+    """The scorer's name; a model of the bundled size may leave it out.
+
+    Raises:
+        InputError: none is named, or what is named is not there.
+    """
     if reward is None:
         if not model.small:
             raise InputError(f"{model.name} has no bundled reward: pass --reward, such as hpsv2:PATH")
         reward = zoo.TRAINING_SCORER
-    return load_reward(reward, model.device), reward
+    rewards.check(reward)
+    return reward
 
 
-def load_prompts(file: Path | None, count: int | None, seed: int) -> list[str]:
-    """``count`` prompts from a file, one a line, or the bundled training prompts, drawn without replacement.
+def load_scorer(reward: str | None, model: Model) -> tuple[Scorer, str]:
+    """The scorer that `reward_of` names, and its name."""
+    reward = reward_of(reward, model)
+    return rewards.load(reward, model.device), reward
 
-    None takes all of them, in random order.
+
+def read_prompts(file: Path | None, least: int) -> list[str]:
+    """The prompts of a file, one a line, or the bundled training prompts; at least so many.
 
     Raises:
-        ValueError: fewer prompts than asked for, or no such file.
+        InputError: fewer, or no such file.
     """
     if file is None:
         prompts = zoo.prompts("train")
@@ -127,7 +165,34 @@ def load_prompts(file: Path | None, count: int | None, seed: int) -> list[str]:
                 f"no prompts in {file} ({error.strerror}): name a text file with one prompt a line"
             ) from None
         prompts = [line.strip() for line in text.splitlines() if line.strip()]
-    if len(prompts) < (count or 0):
-        raise InputError(f"{count} prompts were asked for, {file or 'the bundled list'} has {len(prompts)}")
+    if len(prompts) < least:
+        raise InputError(f"{least} prompts were asked for, {file or 'the bundled list'} has {len(prompts)}")
+    return prompts
+
+
+def load_prompts(file: Path | None, count: int | None, seed: int) -> list[str]:
+    """``count`` prompts of `read_prompts`, drawn without replacement. None takes all, in random order."""
+    import torch
+
+    prompts = read_prompts(file, count or 0)
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed))
     return [prompts[i] for i in order[:count].tolist()]
+
+
+def named(words: Sequence[str], option: str, default: str) -> str:
+    """What the command line gives for an option, before it is parsed: presets depend on it."""
+    found = default
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == option and following:
+            found = following
+        elif word.startswith(f"{option}="):
+            found = word.removeprefix(f"{option}=")
+    return found
+
+
+def rows(path: Path, fresh: bool = False) -> list[dict[str, str]]:
+    """A table's rows as text, read at once and unchecked, to say what is done; none where there is no table."""
+    if fresh or not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

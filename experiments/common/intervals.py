@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from scipy import stats
 
 from repro.errors import InputError
 

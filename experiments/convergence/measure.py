@@ -14,7 +14,7 @@ sessions add runs to the same tables.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +22,20 @@ from torch import Tensor
 
 from experiments.common.fill import fill
 from experiments.common.inputs import Model, load_model, load_prompts, load_scorer
-from experiments.convergence.arms import REWARD, ArmName, Cell, arms_of, plan_cells
-from experiments.convergence.config import CHOICES, Config
+from experiments.convergence.arms import REWARD, Cell
+from experiments.convergence.config import Config, cells, identity, settled
 from experiments.convergence.evaluation import Evaluator, load_evaluation_prompts
-from experiments.convergence.start import BUNDLED_NOISE, check_noise, disturb
-from repro import zoo
+from experiments.convergence.start import disturb
 from repro.distributed.ranks import ALONE, Ranks
 from repro.errors import InputError
-from repro.provenance import collect, plain
+from repro.provenance import collect
 from repro.results import Layout, Table, hidden
 from repro.rewards import Scorer, local_path
 from repro.rewards import load as load_reward
 from repro.training import logs
 from repro.training.checkpoint import Checkpoints, Rows
 from repro.training.metrics import METRICS, PHASES, StepRecord
-from repro.training.overrides import Overrides, override
 from repro.training.policy import make_policy, weights_dtype
-from repro.training.recipe import Recipe, preset
 from repro.training.trainer import Trainer, train
 
 __all__ = ["Config", "run"]
@@ -64,33 +61,19 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         ValueError: settings that contradict each other or do not divide over the ranks, or a model, scorer or
             prompts that cannot be loaded.
     """
-    config = _quick(config) if config.quick else config
-    logs.check(config.log)
-    if config.train_prompts < 0:
-        raise InputError(f"train_prompts is {config.train_prompts}, expected 0, for all, or more")
-    for name in ("eval_prompts", "eval_images"):
-        if getattr(config, name) < 1:
-            raise InputError(f"{name} is {getattr(config, name)}, expected at least 1")
+    config = settled(config)
+    runs, base = cells(config), config.recipe
+    for cell in runs:
+        cell.recipe(base).validate_ranks(ranks)
     prompts = load_prompts(config.prompts_file, config.train_prompts or None, config.seed)
     eval_prompts = load_evaluation_prompts(config.eval_prompts_file, config.eval_prompts)
     model = load_model(config.model, config.device)
     scorer, reward = load_scorer(config.reward, model)
-    noise = config.start_noise
-    if noise is None:
-        noise = BUNDLED_NOISE if model.small else 0.0
-    config = replace(
-        config,
-        reward=reward,
-        eval_rewards=_eval_rewards(config, reward),
-        start_noise=check_noise(noise),
-    )
-    base = override(preset(config.algorithm, bundled=model.small), config.recipe)
-    cells = _cells(config, base, ranks)
     others = [load_reward(spec, config.device) for spec in config.eval_rewards]
     evaluator = Evaluator(eval_prompts, config.eval_images, scorer, others, ranks)
-    folder = results_folder(config, model)
+    folder = config.folder
     provenance = collect(
-        _identity(config, base),
+        identity(config),
         seed=config.seed,
         checkpoint=model.path,
         scorer=local_path(reward),
@@ -103,12 +86,12 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         return ranks.on_main(Table, folder / name, *TABLES[name], provenance=provenance, fresh=config.fresh)
 
     tables = {name: table(name) for name in TABLES}
-    work = Work(config, base, model, scorer, prompts, evaluator, folder, tables, provenance, ranks)
+    work = Work(config, model, scorer, prompts, evaluator, folder, tables, provenance, ranks)
     if config.save:
-        ranks.on_main(_require_policies, work, cells)
+        ranks.on_main(_require_policies, work, runs)
     fill(
         f"convergence {folder.name}",
-        cells,
+        runs,
         folder=folder,
         name=lambda cell: cell.name,
         done=work.done,
@@ -124,7 +107,6 @@ class Work:
     """What all runs share."""
 
     config: Config
-    base: Recipe
     model: Model
     scorer: Scorer
     prompts: list[str]
@@ -152,14 +134,14 @@ class Work:
 def train_run(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
     """One training run, from its last checkpoint if there is one, into the tables; all ranks together."""
     config, key, ranks = work.config, cell._asdict(), work.ranks
-    recipe, steps = cell.recipe(work.base), cell.steps(config.steps)
+    recipe, steps = cell.recipe(config.recipe), cell.steps(config.steps)
     backbone = work.model.backbone(weights_dtype(recipe))
-    disturb(backbone.transformer, config.start_noise or 0.0)
+    disturb(backbone.transformer, config.start_noise)
     policy = make_policy(backbone, recipe, cell.seed, ranks)
     trainer = Trainer(recipe, policy, work.scorer, work.prompts, seed=cell.seed, steps=steps, ranks=ranks)
-    identity = {**work.provenance, "config": {**work.provenance["config"], "cell": cell.name}}
+    told = {**work.provenance, "config": {**work.provenance["config"], "cell": cell.name}}
     place = ranks.on_main(hidden, work.folder) / cell.name
-    checkpoints = Checkpoints(place, identity, ranks)
+    checkpoints = Checkpoints(place, told, ranks)
     if config.fresh:
         checkpoints.clear()
     saved = max(ranks.on_main(checkpoints.steps), default=0)
@@ -188,7 +170,7 @@ def train_run(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
         counted = done
 
     log_kind = config.log if ranks.main else "none"
-    with logs.open_log(log_kind, work.folder / "logs", cell.name, identity["config"], saved) as log:
+    with logs.open_log(log_kind, work.folder / "logs", cell.name, told["config"], saved) as log:
         train(
             trainer,
             steps,
@@ -220,61 +202,3 @@ def _require_policies(work: Work, cells: list[Cell]) -> None:
                 f"{cell.name} was trained without --save, its policy is gone: pass --fresh to train "
                 "everything again, or another --out"
             )
-
-
-def results_folder(config: Config, model: Model) -> Path:
-    """Of a model under an algorithm, such as results/tiny-flux-dance_grpo."""
-    return (config.out or Path("results/quick" if config.quick else "results")) / (
-        f"{model.name}-{config.algorithm}"
-    )
-
-
-def _quick(config: Config) -> Config:
-    arms: tuple[ArmName, ...] = ("exact", "jagg", "endpoints-own", "subset")
-    return replace(
-        config,
-        arms=config.arms or arms,
-        seeds=min(config.seeds, 2),
-        steps=min(config.steps, 6),
-        evaluate_every=min(config.evaluate_every, 3),
-        eval_prompts=min(config.eval_prompts, 8),
-        eval_images=min(config.eval_images, 2),
-        recipe=override(Overrides(prompts=2), config.recipe),
-    )
-
-
-def _eval_rewards(config: Config, reward: str) -> tuple[str, ...]:
-    bundled = tuple(zoo.EVALUATION_SCORERS) if reward == zoo.TRAINING_SCORER else ()
-    return config.eval_rewards or bundled
-
-
-def _cells(config: Config, base: Recipe, ranks: Ranks) -> list[Cell]:
-    """What is asked for, each cell's recipe validated before anything is loaded or trained."""
-    known = arms_of(config.algorithm)
-    if unknown := [arm for arm in config.arms if arm not in known]:
-        raise InputError(f"{config.algorithm} has no arm {unknown[0]}, expected some of {', '.join(known)}")
-    if config.recipe.scheme is not None or config.recipe.subset_steps is not None:
-        raise InputError("--scheme and --subset-steps are what the arms differ in: choose some with --arms")
-    for name in ("regimes", "lr_factors"):
-        if not getattr(config, name):
-            raise InputError(f"{name} is empty, expected at least one")
-    for name in ("steps", "evaluate_every", "checkpoint_every", "seeds", "fewer_seeds"):
-        if getattr(config, name) < 1:
-            raise InputError(f"{name} is {getattr(config, name)}, expected at least 1")
-    cells = plan_cells(
-        config.regimes,
-        config.arms or known,
-        config.lr_factors,
-        config.seed,
-        config.seeds,
-        config.fewer_seeds,
-    )
-    for cell in cells:
-        cell.recipe(base).validate_ranks(ranks)
-    return cells
-
-
-def _identity(config: Config, base: Recipe) -> dict[str, Any]:
-    """The settings that a row depends on besides its own cell: the baseline's recipe and the rest."""
-    settings = {k: v for k, v in plain(config).items() if k not in (*CHOICES, "recipe")}
-    return {**settings, **plain(base)}

@@ -8,26 +8,8 @@ which holds for all prompts.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
-
-from repro.errors import InputError
-
-BUNDLED_NOISE = 0.6
-"""Standard deviations of noise for models of the bundled size; others start as they are."""
-
-
-def check_noise(noise: float) -> float:
-    """The noise, if it is one.
-
-    Raises:
-        ValueError: below 0, or not finite.
-    """
-    if not (noise >= 0 and math.isfinite(noise)):
-        raise InputError(f"start_noise is {noise}, expected 0 or more, in a weight's standard deviations")
-    return noise
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ SCORERS = {
 }
 """Kind -> module and the function in it that loads one."""
 
-__all__ = ["Scorer", "load", "local_path"]
+__all__ = ["Scorer", "check", "load", "local_path"]
 
 
 def __getattr__(name: str) -> Any:  # the type loads torch, finding a scorer's files does not
@@ -57,15 +57,11 @@ def load(spec: str, device: torch.device | str = "cpu") -> Scorer:
     Raises:
         ValueError: in one line, what is wrong with `spec` and what to do.
     """
+    check(spec)
     kind, _, source = spec.partition(":")
     if kind in SCORERS:
         module, function = SCORERS[kind]
         return getattr(importlib.import_module(module), function)(source or None, device)
-    if not source:
-        raise InputError(
-            f"no scorer {spec}: pass {', '.join(SCORERS)}, each optionally with :SOURCE, or your own as "
-            "package.module:function"
-        )
     if os.getcwd() not in sys.path:  # an installed command does not have it
         sys.path.append(os.getcwd())
     try:
@@ -78,6 +74,22 @@ def load(spec: str, device: torch.device | str = "cpu") -> Scorer:
     from repro.rewards.base import UserScorer
 
     return UserScorer(spec, scorer)
+
+
+def check(spec: str) -> None:
+    """Refuse a name that no scorer can have, or whose files are not there, without loading anything.
+
+    Raises:
+        InputError: what is wrong with `spec` and what to do.
+    """
+    kind, _, source = spec.partition(":")
+    if kind in SCORERS:
+        local_path(spec)
+    elif not source:
+        raise InputError(
+            f"no scorer {spec}: pass {', '.join(SCORERS)}, each optionally with :SOURCE, or your own as "
+            "package.module:function"
+        )
 
 
 def local_path(spec: str) -> Path | None:
