@@ -1,92 +1,107 @@
-"""The command ``repro``: ``repro run EXPERIMENT`` measures a table and draws it, ``repro plot EXPERIMENT``
-redraws it, ``repro merge EXPERIMENT`` puts tables that were measured in parallel into one.
+"""The command ``repro``: ``run TABLE`` measures a table, draws it and prints its report; ``plot TABLE``
+redraws it; ``merge TABLE`` puts what several machines measured into one folder; ``report`` writes it down.
 
-An experiment is a module with ``Config`` (a dataclass, whose fields become options), ``run(config, ranks) ->
-Path`` of the CSV and ``plot(csv) -> Path`` of the figure; what may be merged, :func:`repro.results.merge`
-tells. :data:`EXPERIMENTS` lists them; only the one asked for is imported.
+A table is a package: ``config`` (its options, and what a run of them is about to do, without torch),
+``measure`` (the run), ``report`` and ``figure``. `TABLES` lists them; only what is asked for is imported, and
+torch not before everything that can be refused without it has been.
 
-``torchrun --nproc_per_node N -m repro run EXPERIMENT ...`` runs it on N ranks (`repro.distributed.ranks`):
-rank 0 writes and prints.
+``torchrun --nproc_per_node N -m repro run TABLE ...`` runs it on N ranks (`repro.distributed.ranks`): rank 0
+writes and prints.
 
-Exit status: 0 done; 2 bad input, with one line on stderr that says what is wrong and what to do; 130
-interrupted (the rows written so far are kept: the same command resumes). Anything else is a bug and shows
-its traceback.
+Exit status: 0 done; 2 bad input, with what is wrong and what to do on stderr; 130 interrupted (what is
+finished is kept: the same command resumes). Anything else is a bug and shows its traceback.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
-import io
 import os
 import re
 import sys
-import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union
+from typing import Any, TypeVar
 
 import tyro
 
 from repro.console import note, print_markdown, silent
 from repro.errors import InputError
-from repro.provenance import ROOT
-from repro.results import merge
 
-
-class Experiment(NamedTuple):
-    """Where an experiment lives, and what it is in one line."""
-
-    module: str
-    summary: str
-
-
-EXPERIMENTS = {
-    "cosine": Experiment(
-        "experiments.cosine.measure",
-        "How close each scheme's gradient is to the exact one, per group.",
-    ),
-    "convergence": Experiment(
-        "experiments.convergence.measure",
-        "Whether each scheme's reward follows the exact one's over training.",
-    ),
-    "ablation": Experiment(
-        "experiments.ablation.measure",
-        "What interpolating is worth: schemes against each other, paired by seed.",
-    ),
-    "speedup": Experiment(
-        "experiments.speedup.measure",
-        "Time per training step, scheme by scheme, beside the cost model's prediction.",
-    ),
-    "allgather": Experiment(
-        "experiments.allgather.measure",
-        "All-gathers and reduce-scatters of an update under FSDP1 and FSDP2, layout by layout.",
-    ),
+TABLES = {
+    "cosine": "How close each scheme's gradient is to the exact one, per group.",
+    "convergence": "Whether each scheme's reward follows the exact one's over training.",
+    "ablation": "What interpolating is worth: schemes against each other, paired by seed.",
+    "speedup": "Time per training step, scheme by scheme, beside the cost model's prediction.",
+    "allgather": "All-gathers and reduce-scatters of an update under FSDP1 and FSDP2, layout by layout.",
 }
 
-PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("repro", "experiments"))
-"""A ValueError raised in these folders was written for the user; one from elsewhere is a bug."""
+HELP = """usage: repro [--threads N] COMMAND ...
+
+The JAGG paper's tables, one command each.
+
+  repro run TABLE [options]              measure a table, or go on with it; draw and print it
+  repro plot TABLE [CSV ...]             draw its figures again, from CSVs (all in results/ unless given)
+  repro merge TABLE FOLDER ... --into FOLDER
+                                         put what several machines measured into one folder
+  repro report [--results FOLDER]        write REPORT.md and report.html of a folder of results
+
+--threads N sets the CPU threads of each process. A command followed by --help shows its options.
+
+tables:
+{tables}"""
 
 BAD_PATHS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """Draw a table's figures again, from its CSV alone."""
+
+    csv: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """all of this table in results/ unless given"""
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """Put tables that several machines measured, each with an --out of its own, into one folder. They must
+    have one configuration and may not disagree on a row; all is checked before the first write."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """hold the CSVs, and stay as they are"""
+    into: Path
+    """where the rows go; it may hold some already"""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write REPORT.md and report.html from the CSVs of a folder, and print their summary."""
+
+    results: Path = Path("results")
+    """holds a folder for each model"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (the process's own by default); returns the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    words = list(sys.argv[1:] if argv is None else argv)
+    # Whatever is said of the command line, rank 0 says.
+    told = silent() if os.environ.get("RANK", "0") != "0" else contextlib.nullcontext()
     try:
-        # Whatever is said of the command line, rank 0 says.
-        with silent() if os.environ.get("RANK", "0") != "0" else contextlib.nullcontext():
-            call = _parse(arguments)
-        if isinstance(call, int):
-            return call
-        if call.threads:
+        with told:
+            threads = _take_threads(words)
+            work = understood(words)
+        if threads:
             import torch
 
-            torch.set_num_threads(call.threads)
-        call.command.execute()
+            torch.set_num_threads(threads)
+        work()
         return 0
+    except SystemExit as stop:  # tyro's: 0 after its help, 2 after it told what is wrong
+        return int(stop.code or 0)
     except KeyboardInterrupt:
         note("repro: interrupted; finished rows are kept, rerun the same command (without --fresh) to resume")
         return 130
@@ -98,194 +113,117 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         note("repro: out of memory; take a smaller --size, fewer --images or a --micro-batch")
         return 2
-    except (ValueError, OSError) as error:
-        if not _is_for_the_user(error):
-            raise
+    except (InputError, *BAD_PATHS) as error:
         note("repro: " + " ".join(str(error).split()))
         return 2
 
 
-def _is_for_the_user(error: BaseException) -> bool:
-    if isinstance(error, BAD_PATHS):
-        return True
-    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
-    return isinstance(error, ValueError) and str(Path(innermost).resolve()).startswith(PACKAGES)
+def understood(words: Sequence[str]) -> Callable[[], None]:
+    """What the words of a command line ask for, refused or announced, not yet done.
 
-
-def _figure(experiment: str) -> Any:
-    return importlib.import_module(f"experiments.{experiment}.figure")
-
-
-class Run:
-    """Measure an experiment's table, or finish one that was interrupted, and draw its figure.
-
-    On N GPUs: torchrun --nproc_per_node N -m repro run ... --device cuda
+    Raises:
+        InputError: they ask for nothing that there is.
+        SystemExit: tyro's, after --help or over an option.
     """
-
-    experiment: str
-    config: Any
-
-    def execute(self) -> None:
-        from repro.distributed.ranks import joined
-
-        module = importlib.import_module(EXPERIMENTS[self.experiment].module)
-        with joined(getattr(self.config, "device", "cpu")) as ranks:
-            csv = module.run(self.config, ranks)
-            if ranks.main:
-                report = importlib.import_module(f"experiments.{self.experiment}.report")
-                print_markdown(report.markdown(csv))
-                print(f"table   {csv}\nfigure  {_figure(self.experiment).plot(csv)}")
-
-
-class Plot:
-    """Draw an experiment's figure again, from its CSV alone."""
-
-    experiment: str
-    csv: tuple[Path, ...]
-
-    def execute(self) -> None:
-        again = f"write one with `repro run {self.experiment}` or name another CSV"
-        there = sorted(Path("results").glob(f"**/{self.experiment}.csv"))
-        tables = self.csv or tuple(csv for csv in there if "quick" not in csv.parts)
-        if not tables:
-            raise FileNotFoundError(f"there is no {self.experiment}.csv in results/ here; {again}")
-        for table in tables:
-            if not table.is_file():
-                raise FileNotFoundError(f"there is no table {table}; {again}")
-        for table in tables:
-            print(f"figure  {_figure(self.experiment).plot(table)}")
-
-
-class Report:
-    """Write REPORT.md and report.html from the CSVs of a folder, and print their summary."""
-
-    results: Path
-
-    def execute(self) -> None:
-        from experiments import report
-
-        pages = report.write(self.results)
-        report.print_summary(self.results)
-        print("report  " + "\nreport  ".join(map(str, pages)))
-
-
-class Merge:
-    """Put tables that were measured in parallel, each with an --out of its own, into one folder.
-
-    They must have one configuration and may not disagree on a row; all is checked before the first write.
-    """
-
-    experiment: str
-    folders: tuple[Path, ...]
-    into: Path
-
-    def execute(self) -> None:
-        module = importlib.import_module(EXPERIMENTS[self.experiment].module)
-        if not hasattr(module, "TABLES"):
-            raise InputError(f"{self.experiment} has no tables that can be merged: run it in one folder")
-        added = merge(module.TABLES, self.folders, self.into, getattr(module, "MERGED_FOLDERS", ()))
-        print(f"merged  {self.into}: {', '.join(f'{name} +{count}' for name, count in added.items())}")
-
-
-def _listing() -> str:
-    return "\n".join(f"- {name}: {experiment.summary}" for name, experiment in EXPERIMENTS.items())
-
-
-def _grammar(arguments: Sequence[str]) -> Any:
-    """The type of the command line; ``run`` gets the options of the experiment that is named."""
-    which = tyro.conf.arg(help=_listing())
-    name = Annotated[Literal[tuple(EXPERIMENTS)], tyro.conf.Positional, which]  # type: ignore[valid-type]
-    csvs = tyro.conf.arg(metavar="[CSV ...]", help="All EXPERIMENT.csv in results/ unless given.")
-    run_fields: list[Any] = [("experiment", name)]
-    if asked_for := [a for a in arguments if a in EXPERIMENTS]:
-        config = importlib.import_module(EXPERIMENTS[asked_for[0]].module).Config
-        run_fields.append(("config", config))
-    run: Any = dataclasses.make_dataclass("Run", run_fields, bases=(Run,))
-    paths = Annotated[tuple[Path, ...], tyro.conf.Positional, csvs]
-    plot_fields: list[Any] = [("experiment", name), ("csv", paths, ())]
-    plot: Any = dataclasses.make_dataclass("Plot", plot_fields, bases=(Plot,))
-    sources = tyro.conf.arg(metavar="FOLDER [FOLDER ...]", help="They hold the CSVs, and stay as they are.")
-    into = tyro.conf.arg(metavar="FOLDER", help="Where the rows go; it may hold some already.")
-    merge_fields: list[Any] = [
-        ("experiment", name),
-        ("folders", Annotated[tuple[Path, ...], tyro.conf.Positional, sources]),
-        ("into", Annotated[Path, into]),
-    ]
-    merged: Any = dataclasses.make_dataclass("Merge", merge_fields, bases=(Merge,))
-    where = tyro.conf.arg(metavar="FOLDER", help="Holds a folder for each model.")
-    report: Any = dataclasses.make_dataclass(
-        "Report", [("results", Annotated[Path, where], Path("results"))], bases=(Report,)
-    )
-    command = Union[  # noqa: UP007  (the members are values, not names)
-        Annotated[run, tyro.conf.subcommand("run", description=Run.__doc__)],
-        Annotated[plot, tyro.conf.subcommand("plot", description=Plot.__doc__)],
-        Annotated[merged, tyro.conf.subcommand("merge", description=Merge.__doc__)],
-        Annotated[report, tyro.conf.subcommand("report", description=Report.__doc__)],
-    ]
-    threads = Annotated[
-        int, tyro.conf.arg(metavar="N", help="CPU threads of each process, 0 for torch's default.")
-    ]
-    return dataclasses.make_dataclass("Repro", [("command", command), ("threads", threads, 0)])
-
-
-def _parse(arguments: Sequence[str]) -> Any:
-    """The parsed call, or an exit status if nothing is left to do: help was shown, or the error told."""
-    grammar = _grammar(arguments)
-    complaint = io.StringIO()
-    columns = os.environ.get("COLUMNS")
-    try:
-        if not {"-h", "--help"} & set(arguments):
-            os.environ["COLUMNS"] = "10000"  # tyro draws boxes; unwrapped they can be read back as a line
-        with contextlib.redirect_stderr(complaint), warnings.catch_warnings(action="ignore"):
-            call: Any = tyro.cli(
-                grammar,
-                args=arguments,
-                prog="repro",
-                description=f"The JAGG paper's tables, one command each.\n{_listing()}",
-                config=(
-                    tyro.conf.OmitArgPrefixes,
-                    tyro.conf.OmitSubcommandPrefixes,
-                    tyro.conf.CascadeSubcommandArgs,
-                ),
+    match words:
+        case [] | ["-h" | "--help", *_]:
+            tables = "\n".join(f"  {name:12} {summary}" for name, summary in TABLES.items())
+            return partial(print, HELP.format(tables=tables))
+        case ["run" | "plot" | "merge" as command]:
+            raise InputError(f"repro {command} what? Expected one of {', '.join(TABLES)}")
+        case ["run" | "plot" | "merge", table, *_] if table not in TABLES:
+            raise InputError(f"there is no table {table}: expected one of {', '.join(TABLES)}")
+        case ["run", table, *rest]:
+            settings = _of(table, "config")
+            config = _parse(settings.Config, f"repro run {table}", rest, settings.default(rest))
+            note(f"{table}: {settings.outline(config)}")
+            return partial(run, table, config)
+        case ["plot", table, *rest]:
+            return partial(plot, table, _parse(PlotOptions, f"repro plot {table}", rest))
+        case ["merge", table, *rest]:
+            return partial(merge, table, _parse(MergeOptions, f"repro merge {table}", rest))
+        case ["report", *rest]:
+            return partial(report, _parse(ReportOptions, "repro report", rest))
+        case _:
+            raise InputError(
+                f"there is no command {words[0]}: expected run, plot, merge or report (see `repro --help`)"
             )
-        if call.threads >= 0:
-            return call
-        note(f"repro: --threads is {call.threads}, expected 1 or more; leave it out for torch's default")
-        return 2
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            return 0
-        words = [a for a in arguments if a in ("run", "plot", "merge", "report")][:1]
-        words += [a for a in arguments if a in EXPERIMENTS][:1]
-        note(f"repro: {_one_line(complaint.getvalue())}; see `{' '.join(['repro', *words])} --help`")
-        return 2
-    finally:
-        if columns is None:
-            os.environ.pop("COLUMNS", None)
-        else:
-            os.environ["COLUMNS"] = columns
 
 
-def _one_line(box: str) -> str:
-    """tyro's boxed complaint as one line: what is wrong; what was expected."""
-    sections: list[list[str]] = [[]]
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
-        content = line.strip("│ ")
-        if content and not content.strip("─-"):
-            sections.append([])
-        elif content and line.startswith(("│", "  ")):  # two blanks where stdout is not UTF-8
-            sections[-1].append(content)
-    parts = [" ".join(section) for section in sections]
-    for pattern, replacement in _REWORDINGS:
-        parts = [re.sub(pattern, replacement, part) for part in parts]
-    return "; ".join(stripped for part in parts if (stripped := part.strip(". ")))
+def run(table: str, config: Any) -> None:
+    """Measure a table, or finish one that was interrupted, draw its figures and print its report."""
+    from repro.distributed.ranks import joined
+
+    with joined(getattr(config, "device", "cpu")) as ranks:
+        csv = _of(table, "measure").run(config, ranks)
+        if ranks.main:
+            figure = _of(table, "figure").plot(csv)
+            print_markdown(_of(table, "report").markdown(csv))
+            print(f"table   {csv}\nfigure  {figure}")
 
 
-_REWORDINGS = (
-    (r"^For full helptext.*$", ""),
-    (r"^Argument helptext:", "expected"),
-    (r"^Error parsing command\.config: ", ""),
-    (r"'command\.(\w+)'", r"\1"),
-    (r" in repro [^;]*? --help", ""),
-    (r" \((?:default: [^)]*|required)\)", ""),
-)
+def plot(table: str, options: PlotOptions) -> None:
+    """Draw a table's figures again."""
+    again = f"write one with `repro run {table}` or name another CSV"
+    there = sorted(Path("results").glob(f"**/{table}.csv"))
+    csvs = options.csv or tuple(csv for csv in there if "quick" not in csv.parts)
+    if not csvs:
+        raise FileNotFoundError(f"there is no {table}.csv in results/ here; {again}")
+    for csv in csvs:
+        if not csv.is_file():
+            raise FileNotFoundError(f"there is no table {csv}; {again}")
+    for csv in csvs:
+        print(f"figure  {_of(table, 'figure').plot(csv)}")
+
+
+def merge(table: str, options: MergeOptions) -> None:
+    """Put what several machines measured into one folder."""
+    from repro import results
+
+    measure = _of(table, "measure")
+    if not hasattr(measure, "TABLES"):
+        raise InputError(f"{table} has no tables that can be merged: run it in one folder")
+    folders = getattr(measure, "MERGED_FOLDERS", ())
+    added = results.merge(measure.TABLES, options.folders, options.into, folders)
+    print(f"merged  {options.into}: {', '.join(f'{name} +{count}' for name, count in added.items())}")
+
+
+def report(options: ReportOptions) -> None:
+    """Write down what a folder of results says."""
+    from experiments import report as writing
+
+    pages = writing.write(options.results)
+    writing.print_summary(options.results)
+    print("report  " + "\nreport  ".join(map(str, pages)))
+
+
+def _of(table: str, part: str) -> Any:
+    """A module of a table's package."""
+    return importlib.import_module(f"experiments.{table}.{part}")
+
+
+def _parse(options: type[Options], prog: str, words: Sequence[str], default: Any = None) -> Options:
+    """The options that the words give; tyro ends the process after --help, and where they are wrong."""
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    with warnings.catch_warnings(action="ignore"):
+        return tyro.cli(
+            options,
+            args=words,
+            prog=prog,
+            config=(tyro.conf.OmitArgPrefixes,),
+            **given,
+        )
+
+
+def _take_threads(words: list[str]) -> int:
+    """The value of --threads, which may stand anywhere and is taken out of the words; 0 without it."""
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name != "--threads":
+            continue
+        value = value if equals else "".join(words[at + 1 : at + 2])
+        del words[at : at + (1 if equals else 2)]
+        if not value.isdecimal() or not int(value):
+            raise InputError(f"--threads is {value or 'empty'}, expected 1 or more CPU threads a process")
+        return int(value)
+    return 0

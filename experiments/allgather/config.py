@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from repro.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,34 @@ class Config:
     """results folder; results unless given"""
     fresh: bool = False
     """count everything again"""
+
+
+def default(words: Sequence[str]) -> Config:
+    """The same for every command line."""
+    return Config()
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be counted.
+
+    Raises:
+        InputError: fewer than two ranks, no group, or groups without two ends.
+    """
+    if config.ranks < 2 or config.groups < 1 or config.group_size < 2:
+        raise InputError(
+            f"ranks is {config.ranks}, groups {config.groups}, group_size {config.group_size}: take 2 or "
+            "more ranks, 1 or more groups of 2 or more steps"
+        )
+
+
+def outline(config: Config) -> str:
+    """What a run of this configuration is about to do.
+
+    Raises:
+        InputError: see `check`.
+    """
+    check(config)
+    return f"FLUX's blocks, reduced, on {config.ranks} ranks of this machine's CPU; about a minute"
 
 
 FSDP1, FSDP2 = WRAPPERS = ("FSDP1", "FSDP2")

@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.allgather.collectives import count
-from experiments.allgather.config import COLUMNS, KEY, LAYOUTS, WRAPPERS, Config
+from experiments.allgather.config import COLUMNS, KEY, LAYOUTS, WRAPPERS, Config, check
 from repro.console import note
 from repro.distributed.ranks import ALONE, Ranks, spawn
-from repro.errors import InputError
 from repro.provenance import collect
 from repro.results import Table
 
@@ -32,11 +31,7 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
     """
     if ranks.size > 1:
         config = replace(config, ranks=ranks.size)
-    if config.ranks < 2 or config.groups < 1 or config.group_size < 2:
-        raise InputError(
-            f"ranks is {config.ranks}, groups {config.groups}, group_size {config.group_size}: take 2 or "
-            "more ranks, 1 or more groups of 2 or more steps"
-        )
+    check(config)
     csv = (config.out or Path("results")) / "allgather" / "allgather.csv"
     provenance = collect(config, seed=config.seed)
     table = ranks.on_main(Table, csv, COLUMNS, KEY, provenance=provenance, fresh=config.fresh)

@@ -71,6 +71,8 @@ class Comparison:
     @property
     def p_difference(self) -> float:
         """Of the two-sided t test, from the interval; nan for fewer than `FEWEST` seeds."""
+        from scipy import stats
+
         if math.isnan(self.half):
             return math.nan
         if self.half == 0:
@@ -115,6 +117,8 @@ class Comparison:
 
 def mean_and_half(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """The mean and half the width of its 95 % t interval, nan for fewer than `FEWEST` values."""
+    from scipy import stats
+
     values = np.asarray(values, dtype=float)
     if len(values) < FEWEST:
         return (float(values.mean()) if len(values) else math.nan), math.nan
@@ -186,12 +190,16 @@ def resolution(rises: Sequence[float] | np.ndarray) -> float:
 
 def _p_above_zero(values: np.ndarray) -> float:
     """Of the one-sided t test; without any spread t is infinite, its p 0 or 1."""
+    from scipy import stats
+
     mean, error = values.mean(), values.std(ddof=1) / math.sqrt(len(values))
     t = mean / error if error > 0 else math.inf if mean > 0 else -math.inf
     return float(stats.t.sf(t, len(values) - 1))
 
 
 def _sign_flip(d: np.ndarray) -> float:
+    from scipy import stats
+
     result = stats.permutation_test(
         (d,), np.mean, permutation_type="samples", n_resamples=2 ** min(len(d), 14), rng=0
     )

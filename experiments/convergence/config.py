@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.common.inputs import Model, find_model, named, read_prompts, reward_of, rows
+from experiments.common.inputs import announce, find_model, named, read_prompts, reward_of, rows
 from experiments.convergence.arms import REGIMES, REWARD, ArmName, Cell, RegimeName, arms_of
 from experiments.convergence.plans import FOUR, PlanName, Runs, plan_of
 from repro import rewards, zoo
@@ -215,7 +215,7 @@ def outline(config: Config) -> str:
         InputError: see `settled`.
     """
     config = settled(config)
-    model: Model = find_model(config.model, size=config.recipe.size or None)
+    model = find_model(config.model, config.device, config.recipe.size or None)
     there = {
         (row["regime"], row["arm"], row["lr_factor"], row["seed"], row["step"])
         for row in rows(config.folder / "convergence.csv", config.fresh)
@@ -230,11 +230,6 @@ def outline(config: Config) -> str:
     forwards = 0.0
     for cell in left:
         recipe = REGIMES[cell.regime].change(config.recipe)
-        forwards += (
-            cell.steps(config.steps) * recipe.prompts * recipe.images * recipe.exact_step_cost
-        )
-    return (
-        f"{config.algorithm} on {model.name}, {config.device}, {model.pixels}: {len(runs)} training runs, "
-        f"{len(runs) - len(left)} done, {len(left)} left"
-        + (f", at most {forwards:.2g} forwards of one image" if left else "")
-    )
+        forwards += cell.steps(config.steps) * recipe.prompts * recipe.images * recipe.exact_step_cost
+    done = len(runs) - len(left)
+    return announce(model, config.algorithm, "training runs", done, len(left), forwards)

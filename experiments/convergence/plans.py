@@ -89,9 +89,7 @@ PLANS: dict[tuple[PlanName, str, Algorithm], Plan] = {
     ("table", "tiny-qwen-image", "dance_grpo"): Plan(
         (Runs(FOUR, lr_factors=(0.333,)), Runs(EXACT, seeds=1)), LONG, FEW_STEPS
     ),
-    ("table", "tiny-qwen-image", "flow_grpo_fast"): Plan(
-        (Runs(FOUR, lr_factors=(0.333,), seeds=3),), LONG
-    ),
+    ("table", "tiny-qwen-image", "flow_grpo_fast"): Plan((Runs(FOUR, lr_factors=(0.333,), seeds=3),), LONG),
     ("sweep", "tiny-flux", "dance_grpo"): Plan(
         (
             Runs(EXACT, lr_factors=(0.333, 1.0, 3.0), seeds=1),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from experiments.common.inputs import announce, find_model, read_prompts, reward_of, rows
 from repro.core.schemes.groups import Groups, equal_span_groups, equal_step_groups
 from repro.errors import InputError
 
@@ -59,6 +61,59 @@ class Config:
     fresh: bool = False
     """measure everything again instead of resuming"""
 
+    @property
+    def csv(self) -> Path:
+        """The table."""
+        folder = self.out or Path("results/quick" if self.quick else "results")
+        return folder / find_model(self.model).name / "cosine.csv"
+
+
+def default(words: Sequence[str]) -> Config:
+    """The same for every model."""
+    return Config()
+
+
+def settled(config: Config) -> Config:
+    """The configuration as it is run: small where it is a quick one, with its scorer's name.
+
+    Raises:
+        InputError: what cannot be run, as far as that can be told without torch.
+        FileNotFoundError: no such model.
+    """
+    model = find_model(config.model)
+    if config.quick:
+        config = replace(config, variants=("base",), prompts=min(config.prompts, 3), samples=1)
+    variants(config)
+    read_prompts(config.prompts_file, config.prompts)
+    return replace(config, reward=reward_of(config.reward, model))
+
+
+def outline(config: Config) -> str:
+    """What a run of this configuration is about to do.
+
+    Raises:
+        InputError: see `settled`.
+    """
+    config = settled(config)
+    model = find_model(config.model, config.device, config.size)
+    there = {
+        (row["variant"], row["group"])
+        for row in rows(config.csv, config.fresh)
+        if (row["scheme"], row["unit"]) == ("jagg-time", "batch")
+    }
+    chosen = variants(config)
+    done, left, forwards = 0, 0, 0.0
+    for variant in chosen:
+        missing = [group for group in range(variant.n_groups) if (variant.name, str(group)) not in there]
+        done, left = done + variant.n_groups - len(missing), left + len(missing)
+        if missing:
+            images = variant.prompts * config.images
+            forwards += images * variant.sampling_steps
+            # A forward and a backward each J_a^T s_j: both ends with every s_j, middles with theirs.
+            products = 3 * variant.group_size - 2
+            forwards += len(missing) * (images + variant.prompts * config.samples) * 3 * products
+    return announce(model, f"{len(chosen)} variants", "groups of steps", done, left, forwards)
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -88,6 +143,12 @@ class Variant:
         return shifted_sigmas(self.sampling_steps, self.shift)
 
     @property
+    def n_groups(self) -> int:
+        """Of `groups`."""
+        # Five groups of the default's 20 steps could not be made equal (2.1 to 1), four can (1.3 to 1).
+        return self.n_steps // self.group_size - self.equal_span
+
+    @property
     def n_steps(self) -> int:
         """Trained steps: all sampling steps but the last."""
         return self.sampling_steps - 1
@@ -96,8 +157,7 @@ class Variant:
     def groups(self) -> Groups:
         """The trained steps, cut into groups."""
         if self.equal_span:
-            # Five groups of the default's 20 steps could not be made equal (2.1 to 1), four can (1.3 to 1).
-            return equal_span_groups(self.sigmas[: self.n_steps], self.n_steps // self.group_size - 1)
+            return equal_span_groups(self.sigmas[: self.n_steps], self.n_groups)
         return equal_step_groups(self.n_steps, self.group_size)
 
 
@@ -132,7 +192,7 @@ def variants(config: Config) -> list[Variant]:
         raise InputError(f"--variants names none: pass some of {', '.join(all_variants)}, or leave it out")
     for variant in chosen:
         try:  # before a model is loaded
-            assert variant.groups
+            equal_step_groups(variant.n_steps, variant.group_size)
         except ValueError as error:
             raise InputError(f"variant {variant.name}: {error}; --variants chooses others") from None
     return chosen

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from experiments.common.fill import fill
 from experiments.common.inputs import Model, load_model, load_prompts, load_scorer
-from experiments.cosine.config import Config, Variant, variants
+from experiments.cosine.config import Config, Variant, settled, variants
 from repro.console import note
 from repro.core.minibatch import Minibatch
 from repro.core.schemes.groups import Groups
@@ -81,18 +81,16 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         ValueError: a variant that does not fit or does not divide over the ranks, or a model, reward or
             prompts that cannot be loaded.
     """
-    if config.quick:
-        few = -(-3 // ranks.size) * ranks.size  # 3, or what divides over the ranks
-        config = replace(config, variants=("base",), prompts=few, samples=1)
+    config = settled(config)
+    if config.quick:  # 3, or what divides over the ranks
+        config = replace(config, prompts=-(-config.prompts // ranks.size) * ranks.size)
     chosen = variants(config)
     for variant in chosen:
         ranks.share(range(variant.prompts), f"prompts of variant {variant.name}")
     prompts = load_prompts(config.prompts_file, config.prompts, config.seed)
     model = load_model(config.model, config.device, config.size)
     scorer, reward = load_scorer(config.reward, model)
-    config = replace(config, reward=reward)
-    folder = (config.out or Path("results/quick" if config.quick else "results")) / model.name
-    csv = folder / "cosine.csv"
+    csv = config.csv
     provenance = collect(
         {name: value for name, value in plain(config).items() if name != "variants"},
         seed=config.seed,
@@ -115,7 +113,7 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
     fill(
         f"cosine {model.name}",
         [(variant, g) for variant in chosen for g in range(len(variant.groups))],
-        folder=folder,
+        folder=csv.parent,
         name=_name,
         done=lambda unit: table.has(
             variant=unit[0].name, group=unit[1], scheme="jagg-time", unit="batch", unit_id="all"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from experiments import paper
+from experiments.common.inputs import find_model, read_prompts, reward_of
 from repro.core.schemes import registry
+from repro.errors import InputError
 from repro.training.recipe import Algorithm
 
 
@@ -171,3 +173,27 @@ def _sweep(base: Setting, variation: Variation, images: int) -> Iterator[tuple[S
         for batch in dict.fromkeys(images // parts for parts in (1, 2, 4) if images % parts == 0):
             for chunk in (1, 2, 4):
                 yield replace(base, batch=batch, anchor_chunk=chunk), pair
+
+
+def default(words: Sequence[str]) -> Config:
+    """The same for every model."""
+    return Config()
+
+
+def outline(config: Config) -> str:
+    """What a run of this configuration is about to do.
+
+    Raises:
+        InputError: no such model, scorer or prompts, or numbers that are too small.
+    """
+    if config.rounds < 1:
+        raise InputError(f"rounds is {config.rounds}: take 1 or more, 6 for an interval of 95 %")
+    for name, least in (("prompts", 1), ("images", 2), ("batch", 0)):
+        if getattr(config, name) < least:
+            raise InputError(f"{name} is {getattr(config, name)}, expected at least {least}")
+    if config.synthetic_weights:
+        return f"{config.model} with random weights on {config.device}"
+    model = find_model(config.model, config.device, config.size)
+    reward_of(config.reward, model)
+    read_prompts(config.prompts_file, config.prompts)
+    return f"{model.name}, {model.device}, {model.pixels} pixels"

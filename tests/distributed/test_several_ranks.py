@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,12 @@ from experiments.speedup.analysis import laps_path
 from repro.distributed.ranks import ALONE, Ranks, join, spawn
 from repro.models import load
 from repro.results import HIDDEN, read
-from repro.training.overrides import Overrides
+from repro.training.recipe import dance_grpo, flow_grpo_fast
 from repro.training.trainer import Trainer
 
 TABLES = ("convergence.csv", "convergence-training.csv")
-SPLIT = Overrides(
+SPLIT = replace(
+    dance_grpo(bundled=True),
     sampling_steps=5,
     prompts=1,
     images=8,
@@ -50,7 +51,9 @@ FAULT = "scorer test_several_ranks:failing_once raised RuntimeError: rank 1 is o
 
 def training(folder: Path, out: str, **changes: Any) -> convergence.Config:
     """Two steps of two prompts, with a moving average and a state after each step."""
-    recipe = Overrides(sampling_steps=5, prompts=2, images=2, learning_rate=1e-3, ema=0.5)
+    recipe = replace(
+        dance_grpo(bundled=True), sampling_steps=5, prompts=2, images=2, learning_rate=1e-3, ema=0.5
+    )
     config = convergence.Config(
         model=str(folder / "random-flux"),
         reward=f"hpsv2:{folder / 'hpsv2'}",
@@ -88,12 +91,18 @@ def measuring(folder: Path, out: str) -> cosine.Config:
 
 def comparing(folder: Path, out: str) -> ablation.Config:
     """Flow-GRPO-Fast with adapters: arms of more and of fewer backwards."""
-    recipe = Overrides(
-        sampling_steps=6, window_range=(0, 5), prompts=2, images=2, learning_rate=1e-2, lora_rank=2
+    recipe = replace(
+        flow_grpo_fast(bundled=True),
+        sampling_steps=6,
+        window_range=(0, 5),
+        prompts=2,
+        images=2,
+        learning_rate=1e-2,
+        lora_rank=2,
     )
     changes = {"arms": ("exact", "jagg", "subset"), "regimes": ("comfortable",)}
     config = training(folder, out, recipe=recipe, algorithm="flow_grpo_fast", **changes)
-    return ablation.Config(**{field.name: getattr(config, field.name) for field in fields(config)})
+    return ablation.Config(runs=config)
 
 
 def timing(folder: Path) -> speedup.Config:

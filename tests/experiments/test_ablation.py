@@ -11,7 +11,7 @@ from training_tables import fake, write_tables
 from experiments.ablation import figure
 from experiments.ablation import measure as ablation
 from experiments.ablation.analysis import CONTRASTS
-from experiments.convergence import measure as convergence
+from experiments.convergence import config as convergence
 from experiments.convergence.arms import ARMS
 from repro.results import read
 from repro.training.metrics import PHASES
@@ -78,16 +78,6 @@ def test_efficiency_divides_a_rise_by_what_it_cost(cells):
     assert exact.seconds == pytest.approx(8 * len(PHASES) * 0.2)
 
 
-def test_quick_uses_the_cells_of_quick_convergence():
-    mine = ablation._cells_config(ablation.Config(quick=True))
-    assert mine == convergence.Config(quick=True)
-    asked = ablation._cells_config(ablation.Config(quick=True, arms=("exact",), regimes=("sparse",)))
-    assert (asked.arms, asked.regimes) == (("exact",), ("sparse",))
-    full = ablation._cells_config(ablation.Config())
-    assert set(full.arms) == {arm for pair in CONTRASTS for arm in pair}
-    assert full.regimes == ("comfortable", "sparse")
-
-
 def test_a_margin_of_nothing_is_refused():
     with pytest.raises(ValueError, match="margin is 0, expected a share above 0"):
         ablation.run(ablation.Config(margin=0))
@@ -98,7 +88,7 @@ def test_the_margin_cannot_move_once_the_contrasts_were_seen(tmp_path):
     folder.mkdir()
     (folder / "ablation.provenance.json").write_text('{"config": {"margin": 0.1}}')
     with pytest.raises(ValueError, match="margin is 0.3, .* has 0.1, which was set beforehand"):
-        ablation.run(ablation.Config(margin=0.3, out=tmp_path))
+        ablation.run(ablation.Config(margin=0.3, runs=convergence.Config(out=tmp_path)))
 
 
 def test_every_contrast_is_between_arms_that_exist():

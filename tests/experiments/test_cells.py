@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from experiments.convergence import config as convergence
 from experiments.convergence.arms import ARMS, REGIMES, Cell, arms_of, plan_cells
+from experiments.convergence.plans import PLANS
+from repro.errors import InputError
+from repro.provenance import NOT_SETTINGS
+from repro.results import provenance_path, read
 from repro.training.recipe import dance_grpo, preset
 
 
@@ -64,3 +71,41 @@ def test_learning_rate_factors_multiply_the_settings():
     )
     assert comfortable == base.learning_rate and half == base.learning_rate / 2
     assert sparse == pytest.approx(0.5 * 2 * base.learning_rate), "its steps are twice as large"
+
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+
+
+@pytest.mark.parametrize(("plan", "model", "algorithm"), PLANS, ids=lambda part: part)
+def test_the_plans_are_what_the_committed_tables_hold(plan, model, algorithm):
+    """Their runs, no more and no fewer, under the very settings: `repro run` alone would train nothing."""
+    config = convergence.of(model, algorithm, plan)
+    config = replace(config, out=RESULTS / ("" if plan == "table" else plan))
+    csv = config.folder / "convergence.csv"
+    table = read(csv)
+    there = {Cell(*run) for run in table[list(Cell._fields)].drop_duplicates().itertuples(index=False)}
+    assert set(convergence.cells(config)) == there
+    made = json.loads((provenance_path(csv)).read_text())["config"]
+    asked = convergence.identity(convergence.settled(config))
+    assert {name: value for name, value in asked.items() if name not in NOT_SETTINGS} == made
+    assert convergence.outline(config).endswith(f"{len(there)} training runs done, 0 left")
+
+
+def test_options_replace_the_plan_by_one_of_its_runs():
+    config = replace(convergence.of("tiny-flux", "dance_grpo"), arms=("exact",), seeds=2)
+    assert [tuple(cell) for cell in convergence.cells(config)] == [
+        ("comfortable", "exact", 1.0, 0),
+        ("comfortable", "exact", 1.0, 1),
+    ]
+    quick = convergence.cells(replace(convergence.of("tiny-flux", "dance_grpo"), quick=True))
+    assert {cell.seed for cell in quick} == {0, 1} and {cell.regime for cell in quick} == {"comfortable"}
+    with pytest.raises(InputError, match="no plan sweep/longer of tiny-flux .*--model tiny-qwen"):
+        convergence.of("tiny-flux", "dance_grpo", "sweep/longer")
+
+
+def test_presets_follow_the_words_of_the_command_line():
+    words = ["--quick", "--algorithm=flow_grpo_fast", "--model", "tiny-qwen-image"]
+    config = convergence.default(words)
+    assert (config.algorithm, config.model, config.steps) == ("flow_grpo_fast", "tiny-qwen-image", 48)
+    assert config.recipe == preset("flow_grpo_fast", bundled=True)
+    assert convergence.default([]).recipe == preset("dance_grpo", bundled=True)

@@ -20,9 +20,8 @@ from experiments.convergence.analysis import spent
 from repro.results import HIDDEN, read
 from repro.rewards.base import UserScorer
 from repro.training import logs
-from repro.training.overrides import Overrides
 from repro.training.policy import Policy
-from repro.training.recipe import dance_grpo
+from repro.training.recipe import Recipe, dance_grpo
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +36,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "other": f"clipscore:{build_clip(folder / 'clip')}",
         "prompts": str(prompts),
     }
+
+
+def preset(**changes) -> Recipe:
+    return replace(dance_grpo(bundled=True), **changes)
 
 
 def config(inputs: dict[str, str], out: Path, **changes) -> convergence.Config:
@@ -54,7 +57,7 @@ def config(inputs: dict[str, str], out: Path, **changes) -> convergence.Config:
         "train_prompts": 4,
         "eval_prompts": 2,
         "eval_images": 2,
-        "recipe": Overrides(sampling_steps=5, prompts=1, images=2),
+        "recipe": preset(sampling_steps=5, prompts=1, images=2),
         "out": out,
     }
     return convergence.Config(**{**settings, **changes})
@@ -148,10 +151,10 @@ def test_noise_that_is_none_is_refused(inputs, tmp_path, noise):
         ({"algorithm": "flow_grpo_fast", "arms": ("window",)}, "flow_grpo_fast has no arm window"),
         ({"steps": 0}, "steps is 0, expected at least 1"),
         ({"train_prompts": -3}, "train_prompts is -3, expected 0, for all, or more"),
-        ({"recipe": Overrides(timestep_fraction=0.5), "arms": ("subset",)}, "drop one, or --arms that go"),
+        ({"recipe": preset(timestep_fraction=0.5), "arms": ("subset",)}, "drop one, or --arms that go"),
         ({"eval_images": 1}, "evaluate 2 or more"),
-        ({"recipe": Overrides(scheme="jagg")}, "choose some with --arms"),
-        ({"recipe": Overrides(group_size=5)}, "comfortable exact: 12 steps do not divide"),
+        ({"recipe": preset(scheme="jagg")}, "choose some with --arms"),
+        ({"recipe": preset(group_size=5)}, "comfortable: 12 steps do not divide"),
     ],
 )
 def test_bad_requests_are_refused_before_training(inputs, tmp_path, changes, message):

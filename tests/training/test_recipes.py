@@ -14,7 +14,6 @@ from repro.core.schemes.jagg import jagg
 from repro.core.schemes.scheme import exact, restrict
 from repro.core.sde import ODE, Dance, Flow
 from repro.training import recipe as recipes
-from repro.training.overrides import Overrides, override
 from repro.training.recipe import Recipe, dance_grpo, equal_cost_subset, flow_grpo_fast, preset
 
 
@@ -162,9 +161,3 @@ def test_stale_updates_are_priced_too(stale, subset):
 def test_prices_follow_the_recipe():
     model = Recipe(lora_rank=8, checkpointing=True, guidance=4.0, kl_weight=0.1).cost_model
     assert (model.backward, model.recompute, model.guidance, model.kl) == (1.0, 1.0, True, True)
-
-
-def test_overrides_replace_only_what_is_given():
-    recipe = override(dance_grpo(), Overrides(eta=0.5, window=0, checkpointing=False))
-    assert type(recipe) is Recipe
-    assert recipe == replace(dance_grpo(), eta=0.5, checkpointing=False)
