@@ -39,6 +39,7 @@ lint: $(STAMP)
 	$(BIN) -m ruff check .
 	$(BIN) -m ruff format --check .
 	$(BIN) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
 
 # Tests never reach for the network; pytest last, so that its closing line is the last one.
 test: lint

@@ -6,7 +6,7 @@
 #
 # It needs no network. It runs with the python3 in PATH (or $PYTHON): Python 3.11 or later, torch 2.11 or later with
 # CUDA, torchvision, transformers 5, accelerate, peft, safetensors, sentencepiece, timm, numpy, scipy, pandas,
-# matplotlib, seaborn, rich, pytest, hypothesis, pyyaml, pillow. On a machine that has those, these wheels must be
+# matplotlib, seaborn, rich, filelock, pytest, hypothesis, pyyaml, pillow. On a machine that has those, these wheels must be
 # brought, all pure Python, under 10 MiB together:
 #
 #   pip download --no-deps --only-binary=:all: -d wheels diffusers==0.42.1 open_clip_torch==3.3.0 ftfy==6.3.1 \
