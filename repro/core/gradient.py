@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -49,9 +49,12 @@ class Surrogate(NamedTuple):
 
 
 class VelocityFn(Protocol):
-    """The network: velocities (m, B, *shape) at m steps, a list, tracked where gradients are."""
+    """The network: velocities (m, B, *shape) at m steps, tracked where gradients are.
 
-    def __call__(self, steps: Sequence[int], latents: Tensor, /) -> Tensor: ...
+    Steps are a list, or an (m, B) tensor where every sample has its own (`repro.core.rollout.reindex`).
+    """
+
+    def __call__(self, steps: Any, latents: Tensor, /) -> Tensor: ...
 
 
 class SurrogateFn(Protocol):

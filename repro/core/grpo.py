@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from repro.core.gradient import Surrogate
-from repro.core.rollout import Trajectory
+from repro.core.rollout import Steps, Trajectory
 from repro.core.sde import Kernel, log_prob
 
 __all__ = ["ClippedSurrogate", "group_advantages"]
@@ -75,7 +75,7 @@ class ClippedSurrogate:
 
     Attributes:
         latents, next_latents: (n, B, *shape), the transition each step sampled.
-        sigmas, next_sigmas: (n,), where each step starts and ends.
+        sigmas, next_sigmas: (n,), where each step starts and ends, or (n, B), every sample's own.
         kernel: one for all steps, or n of them.
         old_log_probs: (n, B), from the rollout.
         advantages: (B,).
@@ -103,8 +103,8 @@ class ClippedSurrogate:
         n, batch = self.latents.shape[:2]
         expected = {
             "next_latents": tuple(self.latents.shape),
-            "sigmas": (n,),
-            "next_sigmas": (n,),
+            "sigmas": (n,) if self.sigmas.ndim == 1 else (n, batch),
+            "next_sigmas": tuple(self.sigmas.shape),
             "old_log_probs": (n, batch),
             "advantages": (batch,),
             "reference_velocities": tuple(self.latents.shape),
@@ -137,7 +137,7 @@ class ClippedSurrogate:
     def from_trajectory(
         cls,
         trajectory: Trajectory,
-        steps: int | Sequence[int],
+        steps: Steps,
         advantages: Tensor,
         clip_range: float,
         *,
@@ -149,7 +149,7 @@ class ClippedSurrogate:
 
         Args:
             trajectory: whose kernels, latents and log-probabilities are used.
-            steps: strictly increasing sampling steps, or n for the first n; none without noise.
+            steps: strictly increasing, of all samples or of each; none without noise.
             advantages: (B,), in the order of the trajectory's samples.
             clip_range, scale, kl_weight: as in the class.
             reference_velocities: (n, B, *shape), of the trained steps only.
@@ -187,7 +187,9 @@ class ClippedSurrogate:
 
     def _step(self, j: int, velocity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         kernel = self.kernel[j] if isinstance(self.kernel, Sequence) else self.kernel
-        sigma, sigma_next = self.sigmas[j], self.next_sigmas[j]
+        # A number, or one a sample against (B, *shape).
+        broadcast = (-1, *[1] * (velocity.ndim - 1)) if self.sigmas.ndim == 2 else ()
+        sigma, sigma_next = (s[j].reshape(broadcast) for s in (self.sigmas, self.next_sigmas))
         mean, std = kernel.transition(self.latents[j], velocity, sigma, sigma_next)
         log_p = log_prob(self.next_latents[j], mean, std, batch_dims=1)
         ratio = (log_p - self.old_log_probs[j]).exp()

@@ -16,7 +16,7 @@ from torch import Tensor
 from repro.core.gradient import GradientReport, RolloutVelocities, Stale, VelocityFn, accumulate_gradient
 from repro.core.grpo import ClippedSurrogate
 from repro.core.plan import chunked
-from repro.core.rollout import Trajectory, reindex
+from repro.core.rollout import Steps, Trajectory, reindex
 from repro.core.schemes.scheme import Scheme
 
 __all__ = ["Minibatch"]
@@ -29,14 +29,14 @@ class Minibatch:
     Attributes:
         network: the velocity over *sampling* steps that sampled the trajectory, conditioning inside.
         trajectory: of the B samples.
-        steps: the n trained sampling steps, or n for the first n.
+        steps: the n trained sampling steps, of all samples or of each.
         advantages: (B,).
         clip_range, scale, kl_weight, reference_velocities: see `ClippedSurrogate`.
     """
 
     network: VelocityFn
     trajectory: Trajectory
-    steps: int | Sequence[int]
+    steps: Steps
     advantages: Tensor
     clip_range: float
     scale: float | None = None

@@ -8,15 +8,16 @@ Keeping the velocities costs as much memory as the latents and spares the first 
 forward but the anchors' (ours); `policy_version` says which weights they belong to.
 
 Two step counts are in play, and only here do they meet. *Sampling steps* 0..S-1 index the trajectory.
-*Trained steps* 0..n-1 index the list of sampling steps that training chose; scheme, gradient and surrogate
-know only these. `Trajectory.trained(steps)` and `reindex(velocity, steps)` translate.
+*Trained steps* 0..n-1 index the sampling steps that training chose: a list for all samples, or an (n, B)
+tensor with a column of its own for every sample, as where each draws its steps. Scheme, gradient and
+surrogate know only trained steps. `Trajectory.trained(steps)` and `reindex(velocity, steps)` translate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,7 +25,11 @@ from torch import Tensor
 from repro.core.gradient import RolloutVelocities, VelocityFn
 from repro.core.sde import ODE, Kernel, log_prob
 
-__all__ = ["TrainedSteps", "Trajectory", "reindex", "sample"]
+__all__ = ["Steps", "TrainedSteps", "Trajectory", "reindex", "sample"]
+
+Steps: TypeAlias = int | Sequence[int] | Tensor
+"""Chosen sampling steps: n for the first n, a list of n, or (n, B) int64, a column a sample; each strictly
+increasing."""
 
 
 class TrainedSteps(NamedTuple):
@@ -32,7 +37,7 @@ class TrainedSteps(NamedTuple):
 
     Attributes:
         latents, next_latents, velocities: (n, B, *shape).
-        sigmas, next_sigmas: (n,), where each step starts and ends.
+        sigmas, next_sigmas: (n,) or (n, B), where each step starts and ends.
         log_probs: (n, B).
         kernels: n of them.
     """
@@ -85,15 +90,17 @@ class Trajectory:
             log_probs=self.log_probs[:, index],
         )
 
-    def trained(self, steps: int | Sequence[int]) -> TrainedSteps:
+    def trained(self, steps: Steps) -> TrainedSteps:
         """What training on chosen sampling steps takes; trained step j is sampling step steps[j].
 
         Args:
-            steps: strictly increasing sampling steps, or n for the first n. Without gaps the result is views.
+            steps: of all samples, where without gaps the result is views, or of each.
 
         Raises:
-            ValueError: if steps are not such.
+            ValueError: if steps are not such, or samples' steps have different kernels.
         """
+        if isinstance(steps, Tensor):
+            return self._trained_each(steps)
         steps = check_steps(steps, self.n_steps)
         here = _selector(steps)
         after = _selector([i + 1 for i in steps])
@@ -107,7 +114,30 @@ class Trajectory:
             kernels=tuple(self.kernels[i] for i in steps),
         )
 
-    def cache(self, steps: int | Sequence[int]) -> RolloutVelocities:
+    def _trained_each(self, steps: Tensor) -> TrainedSteps:
+        """Of (n, B) steps, every sample's own."""
+        if steps.ndim != 2 or steps.shape[1] != self.velocities.shape[1]:
+            raise ValueError(
+                f"steps have shape {tuple(steps.shape)}, expected (n, B) with a column for each of "
+                f"{self.velocities.shape[1]} samples"
+            )
+        for column in steps.T.tolist():
+            check_steps(column, self.n_steps)
+        kernels = [{self.kernels[i] for i in row} for row in steps.tolist()]
+        if any(len(row) > 1 for row in kernels):
+            raise ValueError("the samples' steps have different kernels: choose among steps of one")
+        here, samples = steps.to(self.latents.device), torch.arange(steps.shape[1])
+        return TrainedSteps(
+            latents=self.latents[here, samples],
+            next_latents=self.latents[here + 1, samples],
+            sigmas=self.sigmas[steps],
+            next_sigmas=self.sigmas[steps + 1],
+            velocities=self.velocities[here, samples],
+            log_probs=self.log_probs[here, samples],
+            kernels=tuple(row.pop() for row in kernels),
+        )
+
+    def cache(self, steps: Steps) -> RolloutVelocities:
         """Velocities of chosen steps with the policy's version, for `accumulate_gradient(rollout=...)`."""
         return RolloutVelocities(self.trained(steps).velocities, self.policy_version)
 
@@ -181,13 +211,17 @@ def standard_normal(like: Tensor, generator: torch.Generator | None, samples: in
     return torch.randn(shape, generator=generator, dtype=like.dtype, device=device)
 
 
-def reindex(velocity: VelocityFn, steps: int | Sequence[int]) -> VelocityFn:
+def reindex(velocity: VelocityFn, steps: Steps) -> VelocityFn:
     """Turns a velocity over sampling steps into one over trained steps: j becomes steps[j].
+
+    Of (n, B) steps m of them are an (m, B) tensor.
 
     The velocity that sampled the trajectory is thus what `accumulate_gradient` takes:
     reindex(velocity, steps), trajectory.trained(steps).latents, ClippedSurrogate.from_trajectory(trajectory,
     steps).
     """
+    if isinstance(steps, Tensor):
+        return lambda trained_steps, latents: velocity(steps[list(trained_steps)], latents)
     chosen = range(steps) if isinstance(steps, int) else list(steps)
 
     def trained_velocity(trained_steps: Sequence[int], latents: Tensor) -> Tensor:

@@ -245,8 +245,8 @@ class Backbone(ABC):
 
 def bind(
     model: FlowModel, conditioning: Conditioning, sigmas: Tensor, guidance: float = 1.0
-) -> Callable[[Sequence[int], Tensor], Tensor]:
-    """The core's `VelocityFn`: step numbers and latents (m, B, tokens, channels) to velocities.
+) -> Callable[[Sequence[int] | Tensor, Tensor], Tensor]:
+    """The core's `VelocityFn`: m step numbers, or (m, B), and latents (m, B, tokens, channels) to velocities.
 
     The m steps are stacked along the batch in *one* forward of m * B samples.
 
@@ -260,9 +260,9 @@ def bind(
         velocity(steps, latents) -> (m, B, tokens, channels); gradients as the caller's context says.
     """
 
-    def velocity(steps: Sequence[int], latents: Tensor) -> Tensor:
+    def velocity(steps: Sequence[int] | Tensor, latents: Tensor) -> Tensor:
         m, batch = latents.shape[:2]
-        sigma = sigmas[list(steps)].to(latents.device).repeat_interleave(batch)
+        sigma = sigmas[torch.as_tensor(steps)].reshape(m, -1).expand(m, batch).flatten().to(latents.device)
         flat = model.velocity(latents.flatten(0, 1), sigma, conditioning.repeat(m), guidance)
         return flat.unflatten(0, (m, batch))
 

@@ -64,7 +64,7 @@ class Recipe:
     jagg_frac: float = 0.6
     """share of the groups, from high noise, that scheme routed gives to JAGG"""
     subset_steps: int = 0
-    """steps that scheme subset trains, drawn anew for every prompt"""
+    """steps that scheme subset trains, drawn anew for every image"""
     timestep_fraction: float = 1.0
     """share of the groups that is trained, drawn anew for every prompt"""
     velocities: Literal["rollout", "recompute"] = "rollout"
@@ -240,16 +240,25 @@ class Recipe:
         """Groups of W steps that one prompt is trained on, timestep_fraction of them to the nearest."""
         return round(self.timestep_fraction * self.n_trained / self.group_size)
 
-    def trained_steps(self, noisy: range, generator: torch.Generator) -> tuple[list[int], Scheme]:
-        """The sampling steps one prompt is trained on, and the scheme over them.
+    def trained_steps(
+        self, noisy: range, images: int, generator: torch.Generator
+    ) -> tuple[list[int] | Tensor, Scheme]:
+        """The sampling steps a prompt's images are trained on, and the scheme over them.
 
-        With timestep_fraction below 1 the groups are shuffled and the first of them taken (early code).
+        With subset_steps every image draws its own, as in DanceGRPO: (subset_steps, images). With
+        timestep_fraction below 1 the groups are shuffled and the first of them taken (early code), for all
+        images of the prompt.
         """
         import torch
 
-        from repro.core.schemes.scheme import restrict
+        from repro.core.schemes.scheme import exact, restrict
 
-        scheme = self.full_scheme(noisy, generator)
+        if self.subset_steps:
+            order = torch.rand(images, len(noisy), generator=generator).argsort(dim=1)
+            steps = noisy.start + order[:, : self.subset_steps].sort(dim=1).values.T
+            scheme = exact(self.sigmas[steps].mean(dim=1))  # times that decrease, as every image's own do
+            return steps, replace(scheme, name=f"subset-{self.subset_steps}of{len(noisy)}")
+        scheme = self.full_scheme(noisy)
         if self.timestep_fraction == 1:
             return list(noisy), scheme
         groups = equal_step_groups(self.n_trained, self.group_size)
@@ -257,10 +266,8 @@ class Recipe:
         chosen = [j for g in sorted(order.tolist()) for j in groups[g]]
         return [noisy[j] for j in chosen], restrict(scheme, chosen)
 
-    def full_scheme(self, noisy: range | None = None, generator: torch.Generator | None = None) -> Scheme:
-        """The scheme over all steps with noise, by default the first ones, and any subset."""
-        import torch
-
+    def full_scheme(self, noisy: range | None = None) -> Scheme:
+        """The scheme over all steps with noise, by default the first ones; a subset is one of its size."""
         noisy = range(self.n_trained) if noisy is None else noisy
         return registry.build(
             self.scheme,
@@ -268,7 +275,6 @@ class Recipe:
             self.group_size,
             jagg_frac=self.jagg_frac,
             subset_steps=self.subset_steps,
-            generator=torch.Generator() if generator is None else generator,
         )
 
     @property

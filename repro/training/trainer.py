@@ -244,19 +244,22 @@ class Trainer:
         share = range(update, len(parts[0][1]), recipe.updates)
         micro_batch = recipe.micro_batch or len(share)
         total = len(share) * len(parts)
-        for (i, _), experience in zip(parts, experiences, strict=True):
-            steps, scheme = recipe.trained_steps(noisy, self._generator("steps", update, i))
+        for (i, own), experience in zip(parts, experiences, strict=True):
+            drawn, scheme = recipe.trained_steps(noisy, recipe.images, self._generator("steps", update, i))
             for start in range(0, len(share), micro_batch):
                 images = share[start : start + micro_batch]
                 chosen = slice(images.start, images.stop, images.step)  # a slice makes views, not copies
                 conditioning = experience.conditioning.index(chosen)
+                steps = drawn
+                if isinstance(drawn, torch.Tensor):
+                    steps = drawn[:, own.start : own.stop][:, chosen]
                 minibatch = Minibatch(
                     bind(self.policy, conditioning, recipe.sigmas, recipe.guidance),
                     experience.trajectory.samples(chosen),
                     steps,
                     experience.advantages[chosen],
                     recipe.clip_range,
-                    scale=len(images) / total / len(steps),
+                    scale=len(images) / total / scheme.n_steps,
                 )
                 yield minibatch, scheme
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import get_args
 
@@ -102,7 +103,7 @@ def test_flow_grpo_fast_draws_its_window_within_the_range():
     kernels = recipe.kernels(range(2, 6))
     noise = Flow(0.7, float(recipe.sigmas[1]))
     assert kernels == [ODE()] * 2 + [noise] * 4 + [ODE()] * 7
-    steps, scheme = recipe.trained_steps(range(2, 6), generator())
+    steps, scheme = recipe.trained_steps(range(2, 6), 12, generator())
     assert steps == [2, 3, 4, 5]
     assert torch.equal(scheme.times, recipe.sigmas[2:6])
 
@@ -112,7 +113,7 @@ def test_timestep_fraction_trains_whole_groups():
     full = recipe.full_scheme()
     seen = set()
     for seed in range(30):
-        steps, scheme = recipe.trained_steps(range(20), generator(seed))
+        steps, scheme = recipe.trained_steps(range(20), 12, generator(seed))
         groups = sorted({j // 4 for j in steps})
         seen.add(tuple(groups))
         assert steps == [j for g in groups for j in range(4 * g, 4 * g + 4)]
@@ -128,15 +129,16 @@ def test_restrict_refuses_to_cut_through_a_group():
         restrict(scheme, [0, 1, 2])
 
 
-def test_a_subset_is_drawn_anew_and_is_exact_on_average():
+def test_every_image_draws_a_subset_of_its_own_uniformly():
     recipe = replace(dance_grpo(), scheme="subset", subset_steps=5)
-    drawn = [recipe.trained_steps(range(20), generator(seed))[1] for seed in range(400)]
-    assert all(s.n_anchors == 5 for s in drawn)
-    total = torch.zeros(20, 20, dtype=torch.float64)
-    for s in drawn:
-        total[:, list(s.anchors)] += s.weights / len(drawn)
-    # 20/5 times a Bernoulli(1/4) mean of 400: standard error 0.087
-    assert (total - exact(recipe.sigmas[:20]).weights).abs().max() < 0.35
+    steps, scheme = recipe.trained_steps(range(1, 21), 4000, generator())
+    assert steps.shape == (5, 4000) and (scheme.n_steps, scheme.n_anchors) == (5, 5)
+    assert (steps.diff(dim=0) > 0).all() and steps.min() == 1 and steps.max() == 20
+    assert torch.equal(scheme.weights, exact(scheme.times).weights)
+    counts = torch.bincount(steps.flatten(), minlength=21)[1:] / 4000
+    assert (counts - 1 / 4).abs().max() < 5 * math.sqrt(3 / 16 / 4000)
+    pairs = (steps[0] == 1) & (steps[1] == 2)  # without replacement: 5/20 of 4/19
+    assert abs(float(pairs.double().mean()) - 1 / 19) < 5 * math.sqrt(1 / 19 / 4000)
 
 
 @pytest.mark.parametrize(("velocities", "steps"), [("rollout", 10), ("recompute", 13)])

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from repro.core.schemes.scheme import Scheme
@@ -55,7 +54,6 @@ def build(
     *,
     jagg_frac: float = 0.6,
     subset_steps: int = 0,
-    generator: torch.Generator | None = None,
 ) -> Scheme:
     """The scheme called `name` over the trained steps' `times` (n,), in groups of `group_size` steps.
 
@@ -64,21 +62,14 @@ def build(
         times: (n,), strictly decreasing.
         group_size: the paper's W.
         jagg_frac: for ``routed``.
-        subset_steps: for ``subset``; its gradient is multiplied by n / subset_steps, so that on average it is
-            the exact one.
-        generator: draws the subset.
+        subset_steps: for ``subset``: the first ones, where a random subset's size and price are asked for;
+            training draws one for every image (`repro.training.recipe.Recipe.trained_steps`).
 
     Raises:
         ValueError: an unknown name, or values that the scheme's builder refuses.
     """
-    import torch
-
     from repro.core.schemes.jagg import endpoints_only, jagg, routed
     from repro.core.schemes.scheme import exact, step_subset
-
-    def subset() -> Scheme:
-        order = torch.randperm(len(times), generator=generator)
-        return step_subset(times, order[:subset_steps].tolist(), rescale=True)
 
     builders: dict[str, Callable[[], Scheme]] = {
         "exact": lambda: exact(times),
@@ -89,7 +80,7 @@ def build(
         "endpoints-sum": lambda: endpoints_only(times, group_size, "sum"),
         "endpoints-half": lambda: endpoints_only(times, group_size, "half"),
         "endpoints-nearest": lambda: endpoints_only(times, group_size, "nearest"),
-        "subset": subset,
+        "subset": lambda: step_subset(times, range(subset_steps)),
     }
     if name not in builders:
         raise ValueError(f"there is no scheme {name!r}, expected one of {', '.join(LABELS)}")
