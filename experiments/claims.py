@@ -54,7 +54,7 @@ class Claim:
     """One claim and its test.
 
     Attributes:
-        what: in a few words, as the summary's rows and sentences name it.
+        what: in a few words, as the summary's rows name it.
         reported: by the paper's summary; "-" for a control of ours that it does not have.
         test: what is done here to test it, in a sentence.
         table: whose findings judge it; empty where nothing here tests the claim.
@@ -62,6 +62,7 @@ class Claim:
         places: the folders that are looked into.
         held_by: the test file that shows it, for what follows from the mathematics.
         headline: whether it is a row of the summary.
+        short: how sentences name it, where that is shorter.
     """
 
     what: str
@@ -72,6 +73,10 @@ class Claim:
     places: tuple[Place, ...] = MODELS
     held_by: str = ""
     headline: bool = True
+    short: str = ""
+
+    def __str__(self) -> str:
+        return self.short or self.what
 
 
 CLAIMS = (
@@ -82,6 +87,7 @@ CLAIMS = (
         "cost model's prediction.",
         "speedup",
         "step",
+        short="a step's time",
     ),
     Claim(
         "time off Flow-GRPO-Fast's update",
@@ -89,6 +95,7 @@ CLAIMS = (
         "The update's passes alone, timed in the same way.",
         "speedup",
         "update",
+        short="the update's time",
     ),
     Claim(
         "cosine with the exact gradient, groups 0 … 2",
@@ -96,6 +103,7 @@ CLAIMS = (
         "Both gradients of the same batch, group by group.",
         "cosine",
         "level",
+        short="the cosine's level",
     ),
     Claim(
         "cosine over the groups",
@@ -103,6 +111,7 @@ CLAIMS = (
         "Last group minus first, with a jackknife's interval over prompts.",
         "cosine",
         "trend",
+        short="the cosine's fall over the groups",
     ),
     Claim(
         "JAGG's reward minus exact's, in % of exact's rise",
@@ -112,6 +121,7 @@ CLAIMS = (
         "convergence",
         "follows",
         RUNS,
+        short="JAGG's reward",
     ),
     Claim(
         "endpoints without interpolation, minus JAGG, in % of exact's rise",
@@ -120,6 +130,7 @@ CLAIMS = (
         "ablation",
         "endpoints",
         RUNS,
+        short="endpoints alone",
     ),
     Claim(
         "exact on fewer steps at JAGG's cost, minus JAGG, in % of exact's rise",
@@ -129,6 +140,7 @@ CLAIMS = (
         "ablation",
         "equal-cost",
         RUNS,
+        short="exact on fewer steps at JAGG's cost",
     ),
     Claim(
         "all-gathers a module in the joint backward",
@@ -137,6 +149,7 @@ CLAIMS = (
         "allgather",
         "all-gathers",
         RANKS,
+        short="all-gathers",
     ),
     Claim(
         "cost of a group of 4",

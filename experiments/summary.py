@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 
 from experiments.claims import Claim, Judged, Place
 from experiments.common.findings import Finding, Judgement
-from experiments.common.markdown import listed
 from experiments.common.markdown import table as markdown_table
 from repro import zoo
 
@@ -54,13 +53,9 @@ def sentences(judged: Judged) -> tuple[str, str, str]:
         ("does not contradict it: ", _named(of[Judgement.NOT_CONTRADICTED], headlines)),
     )
     disagrees = _joined(("Disagrees with it: ", _explained(of[Judgement.DISAGREES], headlines)))
-    ours = [
-        f"{claim.what}: {listed([f'{finding.text} ({place})' for place, finding in found.items()])}"
-        for claim, found in of[None].items()
-    ]
     open_ = _joined(
         ("Undecided: ", _named(of[Judgement.UNDECIDED], headlines)),
-        ("not reported but measured, ", "; ".join(ours)),
+        ("measured, but not reported: ", _named(of[None], headlines)),
     )
     return agrees, disagrees, open_
 
@@ -98,6 +93,4 @@ def _explained(chosen: Judged, judged: Judged) -> str:
 def _name(claim: Claim, found: Iterable[Place], judged: Judged) -> str:
     """The claim, and where, unless that is everywhere."""
     places = list(found)
-    return (
-        claim.what if len(places) == len(judged[claim]) else f"{claim.what} ({'; '.join(map(str, places))})"
-    )
+    return str(claim) if len(places) == len(judged[claim]) else f"{claim} ({'; '.join(map(str, places))})"

@@ -9,7 +9,8 @@ seen; of later ones they are declared beforehand.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def findings(csv: Path) -> dict[str, Finding]:
     readings = {reading: rows[reading] for reading in READINGS if reading in rows}
     found = {}
     if readings:
-        text = "; ".join(f"{READINGS[reading]} {words(row)}" for reading, row in readings.items())
+        text = _readings(readings)
         judgement = of_endpoints(
             [row.judged for row in readings.values()], learned_in(csv).get("comfortable", False)
         )
@@ -110,6 +111,15 @@ def findings(csv: Path) -> dict[str, Finding]:
     if "subset" in rows:
         found["equal-cost"] = Finding(words(rows["subset"]), why=HANDICAP)
     return found
+
+
+def _readings(rows: Mapping[str, pd.Series]) -> str:
+    """Those that are lower or higher than JAGG in numbers, the others counted."""
+    told = [reading for reading, row in rows.items() if row.judged in (Verdict.LOWER, Verdict.HIGHER)]
+    others = Counter(row.judged for reading, row in rows.items() if reading not in told)
+    said = [f"{READINGS[reading]} {words(rows[reading])}" for reading in told]
+    said += [f"{count} of {counted(len(rows), 'reading')} {verdict}" for verdict, count in others.items()]
+    return "; ".join(said)
 
 
 def words(row: pd.Series) -> str:

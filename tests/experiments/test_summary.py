@@ -52,9 +52,9 @@ def test_sentences_sort_claims_by_judgement() -> None:
         CONTROL: {RUNS[0]: Finding("-21 %")},
     }
     agrees, disagrees, undecided = summary.sentences(found)
-    assert f"{STEP.what} (tiny-flux)" in agrees and REWARD.what in agrees and UPDATE.what not in agrees
-    assert UPDATE.what in disagrees and disagrees.count("Because") == 1 and STEP.what not in disagrees
-    assert f"{STEP.what} (tiny-qwen-image)" in undecided and "-21 % (tiny-flux, DanceGRPO)" in undecided
+    assert f"{STEP} (tiny-flux)" in agrees and str(REWARD) in agrees and str(UPDATE) not in agrees
+    assert str(UPDATE) in disagrees and disagrees.count("Because") == 1 and str(STEP) not in disagrees
+    assert f"{STEP} (tiny-qwen-image)" in undecided and f"not reported: {CONTROL}" in undecided
     assert all(text.endswith(".") and not text.endswith("..") for text in (agrees, disagrees, undecided))
 
 
