@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from experiments.cli import main
 from experiments.speedup import measure as speedup
+from experiments.speedup import step
 from experiments.speedup.config import AGAIN, EXACT, Arm, Config, Setting, settings
 from experiments.speedup.step import Step
 from repro.results import read
@@ -29,6 +31,14 @@ SMALL = Config(
     prompts=1,
     images=2,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def once() -> Iterator[None]:
+    """Short updates are not repeated: what is tested is no time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "ENOUGH", 0.0)
+        yield
 
 
 def brightness(images: Tensor, prompts: list[str]) -> Tensor:
