@@ -8,7 +8,7 @@ in which folders. Words and judgements come from the tables' own analysis
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -209,17 +209,15 @@ Judged: TypeAlias = Mapping[Claim, Mapping[Place, Finding]]
 """What was found of every claim, wherever it was measured."""
 
 
-def _findings(table: str) -> Callable[[Path], dict[str, Finding]]:
-    return importlib.import_module(f"experiments.{table}.analysis").findings
-
-
 def judged(results: Path) -> dict[Claim, dict[Place, Finding]]:
     """Every claim with its findings, from the CSVs in a folder of results; empty where there are none."""
 
     @cache
     def findings(table: str, folder: str) -> dict[str, Finding]:
         csv = results / folder / f"{table}.csv"
-        return _findings(table)(csv) if csv.exists() else {}
+        if not csv.exists():
+            return {}
+        return importlib.import_module(f"experiments.{table}.analysis").findings(csv)
 
     return {
         claim: {

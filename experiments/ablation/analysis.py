@@ -113,7 +113,7 @@ def findings(csv: Path) -> dict[str, Finding]:
     return found
 
 
-def _readings(rows: Mapping[str, pd.Series]) -> str:
+def _readings(rows: Mapping[ArmName, pd.Series]) -> str:
     """Those that are lower or higher than JAGG in numbers, the others counted."""
     told = [reading for reading, row in rows.items() if row.judged in (Verdict.LOWER, Verdict.HIGHER)]
     others = Counter(row.judged for reading, row in rows.items() if reading not in told)
