@@ -172,8 +172,8 @@ SECTIONS = (
             "the table of convergence).",
         ),
         (
-            "repro run convergence --model tiny-flux --arms exact --regimes comfortable --lr-factors 0.333 "
-            "1 3 --seeds 1 --out results/sweep",
+            "repro run convergence --model tiny-flux --plan sweep",
+            "repro run convergence --model tiny-qwen-image --plan sweep/noise-0.5",
         ),
         "convergence",
         "experiments.convergence.sweep",

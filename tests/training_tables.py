@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.convergence.measure import CELL, TABLES
+from experiments.convergence.measure import RUN, TABLES
 from repro.training.metrics import METRICS, PHASES
 from repro.training.recipe import Recipe
 
@@ -43,7 +43,7 @@ def write_tables(
     """All three tables; 100 backwards a step of an exact arm, 50 of another, and a second."""
     folder.mkdir(parents=True, exist_ok=True)
     table = table.assign(model="m", algorithm=algorithm)[list(COLUMNS)]
-    steps = table[table.step > 0].drop_duplicates([*CELL, "step"])
+    steps = table[table.step > 0].drop_duplicates([*RUN, "step"])
     backwards = steps.arm.map({"exact": 100}).fillna(50).astype(int)
     training = steps.assign(**dict.fromkeys(METRICS, 0) | {"step": steps.step, "fault": None})
     training = training.assign(backwards=backwards, forwards=backwards, rollout_forwards=80)

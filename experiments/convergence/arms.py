@@ -1,10 +1,10 @@
-"""The cells of the convergence table: one training run for every regime, arm, learning rate and seed.
+"""The runs of the convergence table: one training run for every regime, arm, learning rate and seed.
 
 An *arm* is a way to spend the update's compute: a scheme, or fewer steps. A *regime* is a regime in which
 arms are compared: the comfortable one, one where a worse gradient should show, and off-policy ones. Both are
 changes of a recipe; all arms of a regime and a seed share start, prompts and noise.
 
-Which cells the tables in results/ have, and by which commands, results/README.md tells.
+Which runs the tables in results/ are made of, `experiments.convergence.plans` tells.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ REGIMES: dict[RegimeName, Regime] = {
 }
 
 
-class Cell(NamedTuple):
+class Run(NamedTuple):
     """One training run."""
 
     regime: RegimeName
@@ -167,18 +167,18 @@ def arms_of(algorithm: Algorithm) -> tuple[ArmName, ...]:
     return tuple(name for name, arm in ARMS.items() if algorithm == "dance_grpo" or not arm.whole)
 
 
-def plan_cells(
+def plan_runs(
     regimes: tuple[RegimeName, ...],
     arms: tuple[ArmName, ...],
     lr_factors: tuple[float, ...],
     first_seed: int,
     seeds: int,
     fewer_seeds: int,
-) -> list[Cell]:
-    """The cells in the order they are trained: seed by seed, so that an early stop leaves complete pairs."""
+) -> list[Run]:
+    """The runs in the order they are trained: seed by seed, so that an early stop leaves complete pairs."""
     count = {arm: seeds if ARMS[arm].claim else min(seeds, fewer_seeds) for arm in arms}
     return [
-        Cell(regime, arm, factor, first_seed + k)
+        Run(regime, arm, factor, first_seed + k)
         for k in range(seeds)
         for regime in dict.fromkeys(regimes)
         for factor in dict.fromkeys(lr_factors)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.inputs import announce, find_model, named, read_prompts, reward_of, rows
-from experiments.convergence.arms import REGIMES, REWARD, ArmName, Cell, RegimeName, arms_of
+from experiments.convergence.arms import REGIMES, REWARD, ArmName, RegimeName, Run, arms_of
 from experiments.convergence.plans import FOUR, PlanName, Runs, plan_of
 from repro import rewards, zoo
 from repro.errors import InputError
@@ -86,7 +86,7 @@ class Config:
     checkpoint_every: int = 10
     """training steps between two saved states"""
     save: bool = False
-    """keep every cell's trained policy, in folder policies, for the stock pipeline"""
+    """keep every run's trained policy, in folder policies, for the stock pipeline"""
     log: logs.LogKind = "none"
     """live curves besides the tables"""
     device: str = "cpu"
@@ -194,15 +194,15 @@ def chosen(config: Config) -> tuple[Runs, ...]:
     return (replace(planned[0], **given),) if given else planned
 
 
-def cells(config: Config) -> list[Cell]:
+def planned(config: Config) -> list[Run]:
     """The training runs one by one, in the order they are made."""
     return list(
-        dict.fromkeys(cell for runs in chosen(config) for cell in runs.cells(config.algorithm, config.seed))
+        dict.fromkeys(run for runs in chosen(config) for run in runs.listed(config.algorithm, config.seed))
     )
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """The settings that a row depends on besides its own cell: the baseline's recipe and the rest."""
+    """The settings that a row depends on besides its own run: the baseline's recipe and the rest."""
     settings: Mapping[str, Any] = plain(config)
     kept = {name: value for name, value in settings.items() if name not in (*CHOICES, "recipe")}
     return {**kept, **plain(config.recipe)}
@@ -221,15 +221,15 @@ def outline(config: Config) -> str:
         for row in rows(config.folder / "convergence.csv", config.fresh)
         if row["metric"] == REWARD
     }
-    runs = cells(config)
+    runs = planned(config)
     left = [
-        cell
-        for cell in runs
-        if (*(format_value(v, type(v)) for v in cell), str(cell.steps(config.steps))) not in there
+        run
+        for run in runs
+        if (*(format_value(v, type(v)) for v in run), str(run.steps(config.steps))) not in there
     ]
     forwards = 0.0
-    for cell in left:
-        recipe = REGIMES[cell.regime].change(config.recipe)
-        forwards += cell.steps(config.steps) * recipe.prompts * recipe.images * recipe.exact_step_cost
+    for run in left:
+        recipe = REGIMES[run.regime].change(config.recipe)
+        forwards += run.steps(config.steps) * recipe.prompts * recipe.images * recipe.exact_step_cost
     done = len(runs) - len(left)
     return announce(model, config.algorithm, "training runs", done, len(left), forwards)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from experiments.common.fill import fill
 from experiments.common.inputs import Model, load_model, load_prompts, load_scorer
-from experiments.convergence.arms import REWARD, Cell
-from experiments.convergence.config import Config, cells, identity, settled
+from experiments.convergence.arms import REWARD, Run
+from experiments.convergence.config import Config, identity, planned, settled
 from experiments.convergence.evaluation import Evaluator, load_evaluation_prompts
 from experiments.convergence.start import disturb
 from repro.distributed.ranks import ALONE, Ranks
@@ -40,15 +40,15 @@ from repro.training.trainer import Trainer, train
 
 __all__ = ["Config", "run"]
 
-CELL: dict[str, type] = {"regime": str, "arm": str, "lr_factor": float, "seed": int}
+RUN: dict[str, type] = {"regime": str, "arm": str, "lr_factor": float, "seed": int}
 EVALUATIONS, TRAINING, TIMINGS = "convergence.csv", "convergence-training.csv", "convergence-timings.csv"
 TABLES: dict[str, Layout] = {
     EVALUATIONS: (
-        {"model": str, "algorithm": str, **CELL, "step": int, "metric": str, "value": float},
-        (*CELL, "step", "metric"),
+        {"model": str, "algorithm": str, **RUN, "step": int, "metric": str, "value": float},
+        (*RUN, "step", "metric"),
     ),
-    TRAINING: ({**CELL, **METRICS}, (*CELL, "step")),
-    TIMINGS: ({**CELL, "step": int, **{phase: float for phase in PHASES}}, (*CELL, "step")),
+    TRAINING: ({**RUN, **METRICS}, (*RUN, "step")),
+    TIMINGS: ({**RUN, "step": int, **{phase: float for phase in PHASES}}, (*RUN, "step")),
 }
 """The first tells that a run is done, so it is written last."""
 MERGED_FOLDERS = ("samples", "policies")
@@ -62,9 +62,9 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
             prompts that cannot be loaded.
     """
     config = settled(config)
-    runs, base = cells(config), config.recipe
-    for cell in runs:
-        cell.recipe(base).validate_ranks(ranks)
+    runs, base = planned(config), config.recipe
+    for run in runs:
+        run.recipe(base).validate_ranks(ranks)
     prompts = load_prompts(config.prompts_file, config.train_prompts or None, config.seed)
     eval_prompts = load_evaluation_prompts(config.eval_prompts_file, config.eval_prompts)
     model = load_model(config.model, config.device)
@@ -93,10 +93,10 @@ def run(config: Config, ranks: Ranks = ALONE) -> Path:
         f"convergence {folder.name}",
         runs,
         folder=folder,
-        name=lambda cell: cell.name,
+        name=lambda run: run.name,
         done=work.done,
-        measure=lambda cell, advance: train_run(work, cell, advance),
-        size=lambda cell: cell.steps(config.steps),
+        measure=lambda run, advance: train_run(work, run, advance),
+        size=lambda run: run.steps(config.steps),
         ranks=ranks,
     )
     return folder / EVALUATIONS
@@ -116,31 +116,31 @@ class Work:
     provenance: dict[str, Any]
     ranks: Ranks
 
-    def policy_folder(self, cell: Cell) -> Path:
+    def policy_folder(self, run: Run) -> Path:
         """Where the run's trained policy is kept."""
-        return self.folder / "policies" / cell.name
+        return self.folder / "policies" / run.name
 
-    def due(self, cell: Cell, step: int) -> bool:
+    def due(self, run: Run, step: int) -> bool:
         """Whether the run is evaluated after `step` training steps."""
-        every, last = (cell.steps(n) for n in (self.config.evaluate_every, self.config.steps))
+        every, last = (run.steps(n) for n in (self.config.evaluate_every, self.config.steps))
         return step % every == 0 or step == last
 
-    def done(self, cell: Cell) -> bool:
+    def done(self, run: Run) -> bool:
         """Whether the run is in the tables."""
-        last = cell.steps(self.config.steps)
-        return self.tables[EVALUATIONS].has(**cell._asdict(), step=last, metric=REWARD)
+        last = run.steps(self.config.steps)
+        return self.tables[EVALUATIONS].has(**run._asdict(), step=last, metric=REWARD)
 
 
-def train_run(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
+def train_run(work: Work, run: Run, advance: Callable[..., None]) -> None:
     """One training run, from its last checkpoint if there is one, into the tables; all ranks together."""
-    config, key, ranks = work.config, cell._asdict(), work.ranks
-    recipe, steps = cell.recipe(config.recipe), cell.steps(config.steps)
+    config, key, ranks = work.config, run._asdict(), work.ranks
+    recipe, steps = run.recipe(config.recipe), run.steps(config.steps)
     backbone = work.model.backbone(weights_dtype(recipe))
     disturb(backbone.transformer, config.start_noise)
-    policy = make_policy(backbone, recipe, cell.seed, ranks)
-    trainer = Trainer(recipe, policy, work.scorer, work.prompts, seed=cell.seed, steps=steps, ranks=ranks)
-    told = {**work.provenance, "config": {**work.provenance["config"], "cell": cell.name}}
-    place = ranks.on_main(hidden, work.folder) / cell.name
+    policy = make_policy(backbone, recipe, run.seed, ranks)
+    trainer = Trainer(recipe, policy, work.scorer, work.prompts, seed=run.seed, steps=steps, ranks=ranks)
+    told = {**work.provenance, "config": {**work.provenance["config"], "run": run.name}}
+    place = ranks.on_main(hidden, work.folder) / run.name
     checkpoints = Checkpoints(place, told, ranks)
     if config.fresh:
         checkpoints.clear()
@@ -157,31 +157,31 @@ def train_run(work: Work, cell: Cell, advance: Callable[..., None]) -> None:
     def visit(done: int) -> None:
         nonlocal counted
         evaluated = any(row["step"] == done for row in rows[EVALUATIONS])
-        if work.due(cell, done) and not evaluated:
+        if work.due(run, done) and not evaluated:
             values, images = work.evaluator(policy, recipe)
             if config.save and done == steps:
-                policy.save(work.policy_folder(cell))
-            if ranks.main and cell.seed == config.seed and done in (0, steps):
-                save_images(images, work.folder / "samples" / f"{cell.name}-step{done}.png")
+                policy.save(work.policy_folder(run))
+            if ranks.main and run.seed == config.seed and done in (0, steps):
+                save_images(images, work.folder / "samples" / f"{run.name}-step{done}.png")
             common = {"model": work.model.name, "algorithm": config.algorithm, **key, "step": done}
             rows[EVALUATIONS] += [{**common, "metric": name, "value": v} for name, v in values.items()]
             log(done, {f"evaluation/{k}": v for k, v in values.items()})
-        advance(done - counted, note=cell.name)
+        advance(done - counted, note=run.name)
         counted = done
 
     log_kind = config.log if ranks.main else "none"
-    with logs.open_log(log_kind, work.folder / "logs", cell.name, told["config"], saved) as log:
+    with logs.open_log(log_kind, work.folder / "logs", run.name, told["config"], saved) as log:
         train(
             trainer,
             steps,
             record=record,
             visit=visit,
             checkpoints=checkpoints,
-            save=lambda done: work.due(cell, done) or done % config.checkpoint_every == 0,
+            save=lambda done: work.due(run, done) or done % config.checkpoint_every == 0,
             rows=rows,
         )
     for name in reversed(TABLES):
-        ranks.on_main(work.tables[name].append, *rows[name], unit=cell.name)
+        ranks.on_main(work.tables[name].append, *rows[name], unit=run.name)
     checkpoints.clear()
 
 
@@ -194,11 +194,11 @@ def save_images(images: Tensor, path: Path, count: int = 8) -> None:
     Image.fromarray((strip * 255).round().byte().cpu().numpy()).save(path)
 
 
-def _require_policies(work: Work, cells: list[Cell]) -> None:
+def _require_policies(work: Work, runs: list[Run]) -> None:
     """Refuse to save what was trained before: the weights are gone."""
-    for cell in cells:
-        if work.done(cell) and not work.policy_folder(cell).is_dir():
+    for run in runs:
+        if work.done(run) and not work.policy_folder(run).is_dir():
             raise InputError(
-                f"{cell.name} was trained without --save, its policy is gone: pass --fresh to train "
+                f"{run.name} was trained without --save, its policy is gone: pass --fresh to train "
                 "everything again, or another --out"
             )

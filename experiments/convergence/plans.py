@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from experiments.convergence.arms import ArmName, Cell, RegimeName, arms_of, plan_cells
+from experiments.convergence.arms import ArmName, RegimeName, Run, arms_of, plan_runs
 from repro.errors import InputError
 from repro.training.recipe import Algorithm
 
@@ -45,10 +45,10 @@ class Runs:
     seeds: int = 6
     fewer_seeds: int = 3
 
-    def cells(self, algorithm: Algorithm, first_seed: int) -> list[Cell]:
+    def listed(self, algorithm: Algorithm, first_seed: int) -> list[Run]:
         """The runs one by one, seed by seed."""
         arms = self.arms or arms_of(algorithm)
-        return plan_cells(self.regimes, arms, self.lr_factors, first_seed, self.seeds, self.fewer_seeds)
+        return plan_runs(self.regimes, arms, self.lr_factors, first_seed, self.seeds, self.fewer_seeds)
 
 
 @dataclass(frozen=True)

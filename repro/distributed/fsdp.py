@@ -11,7 +11,8 @@ ordinary module. What aggregation saves here is collectives as well as arithmeti
 `experiments.allgather.measure` counts.
 
 * A gathered block is kept for one run of one graph. So two separately computed endpoints make two all-gathers
-  in their joint backward (and one reduce-scatter), endpoints stacked along the batch make one.
+  in their joint backward (and one reduce-scatter), endpoints stacked along the batch make one. FSDP1, which
+  DanceGRPO's trainers use, makes one for both.
 * The reduce-scatter after every backward but an update's last can be held back (`sync_once`), at the price of
   keeping unsharded gradients.
 

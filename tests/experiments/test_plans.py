@@ -1,4 +1,4 @@
-"""The cells of the convergence table: arms, regimes and learning rates, planned seed by seed."""
+"""The runs of the convergence table: arms, regimes and learning rates, planned seed by seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.convergence import config as convergence
-from experiments.convergence.arms import ARMS, REGIMES, Cell, arms_of, plan_cells
+from experiments.convergence.arms import ARMS, REGIMES, Run, arms_of, plan_runs
 from experiments.convergence.plans import PLANS
 from repro.errors import InputError
 from repro.provenance import NOT_SETTINGS
@@ -24,9 +24,9 @@ def test_every_arm_is_valid_in_every_setting_or_says_why_not(algorithm, regime):
     for arm in arms_of(algorithm):
         if (regime, arm) == ("off-policy-corrected", "endpoints-sum"):
             with pytest.raises(ValueError, match="endpoints-sum: scheme .* cannot correct"):
-                Cell(regime, arm, 1.0, 0).recipe(base)
+                Run(regime, arm, 1.0, 0).recipe(base)
         else:
-            Cell(regime, arm, 1.0, 0).recipe(base)
+            Run(regime, arm, 1.0, 0).recipe(base)
 
 
 def test_arms_differ_in_the_update_alone_but_for_the_window():
@@ -50,7 +50,7 @@ def test_the_subset_costs_what_jagg_does():
 
 
 def test_cells_come_seed_by_seed_and_claims_get_more_seeds():
-    planned = plan_cells(("comfortable",), ("exact", "routed"), (1.0, 2.0), 5, 3, 1)
+    planned = plan_runs(("comfortable",), ("exact", "routed"), (1.0, 2.0), 5, 3, 1)
     assert [(c.arm, c.lr_factor, c.seed) for c in planned] == [
         ("exact", 1.0, 5),
         ("routed", 1.0, 5),
@@ -66,7 +66,7 @@ def test_cells_come_seed_by_seed_and_claims_get_more_seeds():
 def test_learning_rate_factors_multiply_the_settings():
     base = dance_grpo(bundled=True)
     comfortable, half, sparse = (
-        Cell(regime, "exact", factor, 0).recipe(base).learning_rate
+        Run(regime, "exact", factor, 0).recipe(base).learning_rate
         for regime, factor in (("comfortable", 1.0), ("comfortable", 0.5), ("sparse", 0.5))
     )
     assert comfortable == base.learning_rate and half == base.learning_rate / 2
@@ -83,8 +83,8 @@ def test_the_plans_are_what_the_committed_tables_hold(plan, model, algorithm):
     config = replace(config, out=RESULTS / ("" if plan == "table" else plan))
     csv = config.folder / "convergence.csv"
     table = read(csv)
-    there = {Cell(*run) for run in table[list(Cell._fields)].drop_duplicates().itertuples(index=False)}
-    assert set(convergence.cells(config)) == there
+    there = {Run(*run) for run in table[list(Run._fields)].drop_duplicates().itertuples(index=False)}
+    assert set(convergence.planned(config)) == there
     made = json.loads((provenance_path(csv)).read_text())["config"]
     asked = convergence.identity(convergence.settled(config))
     assert {name: value for name, value in asked.items() if name not in NOT_SETTINGS} == made
@@ -93,12 +93,12 @@ def test_the_plans_are_what_the_committed_tables_hold(plan, model, algorithm):
 
 def test_options_replace_the_plan_by_one_of_its_runs():
     config = replace(convergence.of("tiny-flux", "dance_grpo"), arms=("exact",), seeds=2)
-    assert [tuple(cell) for cell in convergence.cells(config)] == [
+    assert [tuple(run) for run in convergence.planned(config)] == [
         ("comfortable", "exact", 1.0, 0),
         ("comfortable", "exact", 1.0, 1),
     ]
-    quick = convergence.cells(replace(convergence.of("tiny-flux", "dance_grpo"), quick=True))
-    assert {cell.seed for cell in quick} == {0, 1} and {cell.regime for cell in quick} == {"comfortable"}
+    quick = convergence.planned(replace(convergence.of("tiny-flux", "dance_grpo"), quick=True))
+    assert {run.seed for run in quick} == {0, 1} and {run.regime for run in quick} == {"comfortable"}
     with pytest.raises(InputError, match="no plan sweep/longer of tiny-flux .*--model tiny-qwen"):
         convergence.of("tiny-flux", "dance_grpo", "sweep/longer")
 
