@@ -12,6 +12,7 @@ min … max, and with fewer than 6 that covers less.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,8 +282,15 @@ def algorithms(found: Sequence[Cell]) -> list[Algorithm]:
 
 
 def base_setting(found: Sequence[Cell], algorithm: Algorithm) -> Setting:
-    """The paper's setting, at the largest batch that was timed."""
-    return Setting(algorithm=algorithm, batch=max(cell.setting.batch for cell in found))
+    """The paper's setting at the largest batch that was timed or, without it, the first that was timed."""
+    timed = [cell.setting for cell in found if cell.setting.algorithm == algorithm]
+    papers = Setting(algorithm=algorithm, batch=max((s.batch for s in timed), default=Setting.batch))
+    return papers if papers in timed or not timed else timed[0]
+
+
+def is_papers(setting: Setting) -> bool:
+    """Whether it is the one that numbers are reported of, whatever the recipe and the batch."""
+    return replace(setting, algorithm=Setting.algorithm, batch=Setting.batch) == Setting()
 
 
 def base(found: Sequence[Cell], algorithm: Algorithm) -> list[Cell]:
@@ -359,7 +367,7 @@ class Reduction(NamedTuple):
 
 def reduction(cell: Cell) -> Reduction | None:
     """Of a cell of which something was reported."""
-    if (cell.setting.algorithm, cell.scheme) not in REPORTED:
+    if (cell.setting.algorithm, cell.scheme) not in REPORTED or not is_papers(cell.setting):
         return None
     of, reported = REPORTED[(cell.setting.algorithm, cell.scheme)]
     measured, predicted = (

@@ -28,6 +28,8 @@ from experiments.speedup.analysis import (
     base,
     base_setting,
     cells,
+    is_papers,
+    reduction,
 )
 from experiments.speedup.config import Setting
 from repro.results import read
@@ -80,7 +82,7 @@ def _main(found: Sequence[Cell], model: str) -> Any:
 
 def _saved(axis: Any, shown: Sequence[Cell], title: str, of: str) -> None:
     """Measured with its interval, predicted, and reported where it was."""
-    axis.set_title(title, loc="left")
+    axis.set_title(title + _elsewhere(shown), loc="left")
     others = [cell for cell in shown if cell.scheme != EXACT]
     if not others:
         _not_measured(axis)
@@ -89,8 +91,9 @@ def _saved(axis: Any, shown: Sequence[Cell], title: str, of: str) -> None:
     measured = [_times_100(cell.step if of == "step" else cell.priced) for cell in others]
     predicted = [100 * (cell.predicted_step if of == "step" else cell.predicted_update) for cell in others]
     for row, cell in enumerate(others):
-        kind, reported = REPORTED.get((cell.setting.algorithm, cell.scheme), ("", None))
-        if reported and kind == of:
+        beside = reduction(cell)
+        if beside and beside.of == of:
+            reported = beside.reported
             # As wide as the range, and wide enough to be seen.
             middle, width = (reported.low + reported.high) / 2, max(reported.high - reported.low, 0.6)
             axis.barh(row, width, left=middle - width / 2, height=0.8, color="C1", label="reported")
@@ -99,12 +102,17 @@ def _saved(axis: Any, shown: Sequence[Cell], title: str, of: str) -> None:
     axis.errorbar(values, rows, xerr=spread, label="measured, with its interval", **style)
     axis.plot(predicted, rows, "|", color="0.1", markersize=14, label="predicted by the cost model")
     for row, one in enumerate(measured):
-        beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
-        axis.annotate(f"{one.value:.1f} %", (max(one.high, predicted[row]), row), **beside)
+        place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
+        axis.annotate(f"{one.value:.1f} %", (max(one.high, predicted[row]), row), **place)
     axis.set_yticks(rows, [cell.label for cell in others])
     axis.set_ylim(len(others) - 0.4, -0.6)
     axis.grid(axis="y", visible=False)
     axis.axvline(0, color="0.6", linewidth=1)
+
+
+def _elsewhere(shown: Sequence[Cell]) -> str:
+    """The setting, where it is not the paper's."""
+    return f" ({shown[0]})" if shown and not is_papers(shown[0].setting) else ""
 
 
 def _times_100(share: Median) -> Median:
@@ -131,8 +139,8 @@ def _more(found: Sequence[Cell], model: str) -> Any:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(3, 2, figsize=(9, 11), constrained_layout=True)
-    _phases(axes[0, 0], base(found, "dance_grpo"), "DanceGRPO, checkpointing")
-    _phases(axes[0, 1], base(found, "flow_grpo_fast"), "Flow-GRPO-Fast, checkpointing")
+    _phases(axes[0, 0], base(found, "dance_grpo"), "DanceGRPO")
+    _phases(axes[0, 1], base(found, "flow_grpo_fast"), "Flow-GRPO-Fast")
     _agreement(axes[1, 0], found)
     _routing(axes[1, 1], found)
     _heat(axes[2, 0], found, _Axis("checkpointing", "checkpointing"), _Axis("group_size", "W"))
@@ -143,7 +151,7 @@ def _more(found: Sequence[Cell], model: str) -> Any:
 
 def _phases(axis: Any, shown: Sequence[Cell], title: str) -> None:
     """Stacked medians of the phases."""
-    axis.set(title=title, ylabel="seconds per step")
+    axis.set(title=title + _elsewhere(shown), ylabel="seconds per step")
     if not shown:
         _not_measured(axis)
         return
@@ -237,4 +245,5 @@ def _without(setting: Setting, *axes: _Axis) -> Setting:
 
 
 def _not_measured(axis: Any) -> None:
+    axis.set_yticks([])
     axis.text(0.5, 0.5, "not measured in this run", ha="center", transform=axis.transAxes, color="0.5")

@@ -138,6 +138,16 @@ def test_findings_are_of_the_step_and_of_the_update(tmp_path: Path) -> None:
     assert update["update"].why
 
 
+def test_another_mode_is_shown_and_not_judged_where_the_papers_was_not_timed(tmp_path: Path) -> None:
+    csv = made_up(tmp_path)
+    for path in (csv, laps_path(csv)):
+        pd.read_csv(path).assign(weights="lora").to_csv(path, index=False)
+    found = cells(csv)
+    assert base(found, "dance_grpo") == found and base(found, "flow_grpo_fast") == []
+    assert findings(csv) == {} and row(report.markdown(csv), "JAGG, 0.6 of the groups")[-1] == "-"
+    figure.plot(csv)
+
+
 def test_what_the_reported_update_would_contain_beside_the_passes() -> None:
     assert PASSES_SAVED == 6 / 16
     assert PASSES_SAVED / (1 + UNSAVED) == pytest.approx(0.30)
