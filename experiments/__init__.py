@@ -1,4 +1,5 @@
-"""One module per table of the paper: ``Config``, ``run(config) -> CSV`` and ``plot(csv) -> figure``.
+"""The paper's tables, a package each: config, measure (-> CSV), analysis, report, figure.
 
-``experiments.cli`` lists them by name and imports a module only when its experiment is asked for.
+`experiments.cli` lists them by name and imports one only when it is asked for; `experiments.common` is what
+they share, `experiments.zoo` makes the bundled checkpoints.
 """

@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 from experiments import paper
 from experiments.common.findings import Finding
+from experiments.convergence.arms import ALGORITHMS
 from repro import zoo
-
-ALGORITHMS = {"dance_grpo": "DanceGRPO", "flow_grpo_fast": "Flow-GRPO-Fast"}
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ SECTIONS = (
         "Is it one all-gather? Under FSDP every backward gathers each block's weights anew. The paper says "
         "that the joint backward does so once per module. Counted on FLUX's architecture; the counts "
         "depend on the graph, not on its size or the hardware.",
-        (),
+        ("Collectives of what is in no block, such as embeddings, are not in these counts.",),
         ("repro run allgather",),
         "allgather",
         "experiments.allgather.report",

@@ -15,7 +15,7 @@ import pandas as pd
 from experiments.ablation.analysis import MAIN, judged, learned_in, rise_per, spending
 from experiments.ablation.report import at_rates, shown
 from experiments.common.figures import save
-from experiments.common.intervals import FEWEST, MARGIN, Verdict, mean_and_half
+from experiments.common.intervals import FEWEST, Verdict, mean_and_half
 from experiments.convergence.arms import ALGORITHMS, ARMS, REGIMES
 from experiments.convergence.figure import GRID
 
@@ -61,7 +61,8 @@ def plot(csv: Path) -> Path:
 def _contrasts(axis: Any, rows: pd.DataFrame, regimes: bool = False) -> None:
     """A line a contrast: its interval, the margin behind, and the verdict at the right."""
     places = np.arange(len(rows))[::-1]
-    axis.axvspan(-100 * MARGIN, 100 * MARGIN, color="0.88", linewidth=0)
+    margin = 100 * (rows.margin / rows.rise).iloc[0]
+    axis.axvspan(-margin, margin, color="0.88", linewidth=0)
     axis.axvline(0, color="0.3", linewidth=0.8)
     for place, (_, row) in zip(places, rows.iterrows(), strict=True):
         colour = COLOURS[row.judged]

@@ -1,4 +1,4 @@
-"""The all-gather table's section of the report."""
+"""What the all-gather table says, as Markdown; what surrounds it stands in `experiments.sections`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def markdown(csv: Path) -> str:
             table(HEADINGS, rows),
             f"Reported of the joint backward: {paper.ALL_GATHERS.text}. Here: {finding}. {finding.why} "
             f"{_checkpointing(counts)}",
-            f"Every gradient is a single process's to {counts.gradient_error.max():.0e} of its norm. "
-            "Collectives of what is in no block, such as embeddings, are not in these counts.",
+            f"Every gradient is a single process's to {counts.gradient_error.max():.0e} of its norm.",
         )
     )
 

@@ -1,8 +1,8 @@
-"""The runs of the convergence table: one training run for every regime, arm, learning rate and seed.
+"""What training runs differ in: arm, regime, learning rate and seed.
 
-An *arm* is a way to spend the update's compute: a scheme, or fewer steps. A *regime* is a regime in which
-arms are compared: the comfortable one, one where a worse gradient should show, and off-policy ones. Both are
-changes of a recipe; all arms of a regime and a seed share start, prompts and noise.
+An *arm* is a way to spend the update's compute: a scheme, or fewer steps. A *regime* is how training goes
+otherwise, the same for all arms that are compared: comfortably, so that a worse gradient should show, or
+off-policy. Both are changes of a recipe; all arms of a regime and a seed share start, prompts and noise.
 
 Which runs the tables in results/ are made of, `experiments.convergence.plans` tells.
 """

@@ -1,4 +1,4 @@
-"""A scorer as a rollout sees it: unable to do harm."""
+"""A scorer whose failures become a `Fault`: it raised, or returned other than one finite number an image."""
 
 from __future__ import annotations
 
