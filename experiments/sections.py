@@ -127,16 +127,17 @@ SECTIONS = (
     ),
     Section(
         "Speedup",
-        "How much time does it save? Schemes are timed in turn within each round, in one process, with "
-        "everything else equal; the cost model's prediction uses one forward and one backward timed on "
-        "their own. *In forwards* every pass of an update is divided by forwards timed right beside it, "
-        "which a machine's changes of speed hardly move.",
+        "How much time does it save? What is timed are the Trainer's own steps. Schemes take turns within "
+        "each round, in one process and in an order drawn anew each round, with everything else equal; "
+        "*exact again* is exact under another name, and what it seems to save is the clock's error. The "
+        "cost model's prediction uses one forward and one backward timed on their own. *In forwards* every "
+        "pass of an update is divided by forwards timed right beside it, which a machine's changes of speed "
+        "hardly move.",
         (
             "What is reported was measured on FLUX and Qwen-Image themselves, on GPUs. The share of a step "
             "that is not the update differs with model and machine, so compare the update first.",
-            "What the reported update phase of Flow-GRPO-Fast contains, the paper's summary does not say: "
-            "optimizer, advantages or communication beside the passes would pull the saving towards the "
-            "reported one.",
+            "The machine was shared while these were measured, so seconds, and with them the whole step, "
+            "have wide intervals. The update in forwards is the measurement to look at.",
         ),
         ("repro run speedup --model tiny-flux", "repro run speedup --model tiny-qwen-image"),
         "speedup",
